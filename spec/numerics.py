@@ -43,11 +43,10 @@ class Policy:
         return x.to(self.wide)
 
     def enter(self, x: Tensor) -> Tensor:
-        """An input of the network in the compute dtype; in a draw, each value moved by -1, 0 or 1 ulp."""
-        x = self.round(x)
+        """An input of the network in the compute dtype; in a draw, moved by up to half an ulp before it is rounded."""
         if self.generator is None:
-            return x
-        ulps = torch.randint(-1, 2, x.shape, generator=self.generator)
+            return self.round(x)
+        ulps = torch.rand(x.shape, generator=self.generator, dtype=self.wide) - 0.5
         return self.round(self.widen(x) * (1 + ulps * torch.finfo(self.compute).eps))
 
 
