@@ -1,0 +1,68 @@
+"""`parallel`: how parameters, experts and sequences are spread over the ranks."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from glmv.config.section import Count, DTypeName, ModulePlan, Section, Step
+
+
+class FsdpPlan(ModulePlan):
+    """`parallel.fsdp_plan`: which modules become FSDP2 units, and in which number formats they run."""
+
+    ignored_modules: list[str] = Field(default_factory=list)
+    """Module patterns whose parameters stay whole on every rank."""
+    hook_modules: list[str] | None = None
+    """Modules whose hooks gather the parameters of units below them."""
+    param_dtype: DTypeName | None = None
+    """Compute format of parameters; null keeps the stored format."""
+    reduce_dtype: DTypeName | None = None
+    """Format in which gradients are summed over ranks; null means `param_dtype`."""
+    output_dtype: DTypeName | None = None
+    """Format that floating outputs of a unit are cast to; null leaves them."""
+    cast_forward_inputs: bool = True
+    """Cast floating inputs of a unit to `param_dtype`."""
+    reshard_after_forward: bool = True
+    """Free gathered parameters after the forward pass and gather them again for the backward pass."""
+    num_to_forward_prefetch: Step = 0
+    """How many of the following units are gathered ahead in the forward pass."""
+    num_to_backward_prefetch: Step = 0
+    """How many of the following units are gathered ahead in the backward pass."""
+    pregather: bool = False
+    """Gather every unit before a step begins."""
+    cpu_offload: bool = False
+    """Keep parameters, gradients and optimizer state in host memory."""
+
+
+class EpPlan(ModulePlan):
+    """`parallel.ep_plan`: which modules hold experts, and how tokens travel to them."""
+
+    apply_efsdp_modules: list[str] = Field(default_factory=list)
+    """Expert modules that are sharded inside an expert-parallel rank; empty means those of `apply_modules`."""
+    dispatcher: Literal["alltoall", "allgather", "mc2"] = "alltoall"
+    """How tokens are exchanged between expert-parallel ranks."""
+    use_npu_fused_ops: bool = True
+    """Use the NPU's fused permutation and grouped matmul kernels where they exist."""
+
+
+class ParallelConfig(Section):
+    """`parallel`: sizes of the meshes. What must divide the number of ranks is checked when training starts."""
+
+    fully_shard_parallel_size: Count | Literal["auto"] = "auto"
+    """Ranks that share one copy of the parameters; `auto` means all ranks."""
+    fsdp_plan: FsdpPlan = FsdpPlan()
+    """FSDP2 units."""
+    data_parallel_size: Count | None = None
+    """Ranks that see different samples; null computes it from the other sizes."""
+    tensor_parallel_size: Count = 1
+    """Ranks that split single matrices."""
+    ring_attention_size: Count = 1
+    """Ranks of ring context parallelism."""
+    ulysses_parallel_size: Count = 1
+    """Ranks of Ulysses context parallelism."""
+    expert_parallel_size: Count = 1
+    """Ranks that share one copy of the routed experts."""
+    expert_fully_shard_parallel_size: Count | None = None
+    """Ranks that shard one expert-parallel rank's experts; null means all ranks divided by `expert_parallel_size`."""
+    ep_plan: EpPlan = EpPlan()
+    """Expert parallelism."""
