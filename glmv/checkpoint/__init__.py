@@ -1,0 +1,1 @@
+"""Checkpoints: Hugging Face directories, training checkpoints (DCP), and the way between them."""

@@ -1,0 +1,41 @@
+"""The `glmv` command: one message and exit code 2 for a user's mistake, never a traceback.
+
+Command modules import torch inside their functions, so that `glmv --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from glmv import __version__
+from glmv.errors import GlmvError
+from glmv.tiny.cli import make_tiny_command
+
+app = typer.Typer(
+    name="glmv",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.command("make-tiny")(make_tiny_command)
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    """Train GLM-4.5V on FSDP2, and prove that the training is right."""
+    if version:
+        print(f"glmv {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        app()
+    except GlmvError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
