@@ -43,8 +43,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def parse(text: str, source: str) -> object:
     """The value of a YAML text; `source` names it in errors."""
-    loader = _Loader(text)
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return None
@@ -58,8 +58,6 @@ def parse(text: str, source: str) -> object:
         ) from fault
     except yaml.YAMLError as fault:
         raise ConfigError(f"{source}: not YAML ({fault}).\nSave it as plain UTF-8 text.") from fault
-    finally:
-        loader.dispose()
 
 
 def _refuse_twins(node: yaml.Node, source: str, path: str, seen: set[int]) -> None:
@@ -85,4 +83,6 @@ def _refuse_twins(node: yaml.Node, source: str, path: str, seen: set[int]) -> No
 
 
 def _name(value: object) -> str:
-    return "nothing" if value is None else {list: "a list"}.get(type(value), "a single value")
+    if value is None:
+        return "nothing"
+    return "a list" if isinstance(value, list) else "a single value"

@@ -1,0 +1,58 @@
+"""What the schema knows and the trainer cannot do is refused by name."""
+
+import pytest
+
+from glmv.config import load_config, unbuilt
+from glmv.config.unbuilt import _BUILT
+
+PLAIN = [
+    "parallel.expert_parallel_size=1",
+    "features.loss_cfg.loss_type=per_token_loss",
+    "features.enable_chunk_loss=false",
+    "features.recompute=false",
+]
+
+
+def test_the_published_config_needs_four_things(published):
+    assert unbuilt(load_config(published)) == [
+        "parallel.expert_parallel_size = 16: expert parallelism is not built yet; use 1",
+        "features.loss_cfg.loss_type = 'default': this loss normalisation is not built yet; use 'per_token_loss'",
+        "features.enable_chunk_loss = true: the chunked loss is not built yet; use false",
+        "features.recompute = true: activation recomputation is not built yet; use false",
+    ]
+
+
+def test_without_them_it_can_be_trained(published):
+    assert unbuilt(load_config(published, PLAIN)) == []
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "parallel.ring_attention_size=2",
+        "parallel.ulysses_parallel_size=2",
+        "parallel.tensor_parallel_size=2",
+        "features.enable_dynamic_chunk_loss=true",
+        "features.enable_activation_offload=true",
+        "features.enable_ep_balance=true",
+        "features.loss_cfg.loss_type=raw",
+        "training.optimizer=muon",
+        "training.save_async=true",
+        "tools.profile.enable=true",
+        "tools.memory_profile.enable=true",
+        "data.dataset_param.dataset_type=webdataset",
+        "data.dataset_param.attr.videos=videos",
+        "data.dataset_param.basic_parameters.template=qwen2_vl",
+        "model.attn_implementation=flash_attention_3",
+    ],
+)
+def test_each_choice_is_named(override, published):
+    (sentence,) = unbuilt(load_config(published, [*PLAIN, override]))
+    assert sentence.startswith(override.partition("=")[0] + " = ")
+
+
+@pytest.mark.parametrize("path", [path for path, _, _ in _BUILT])
+def test_each_rule_speaks_of_a_key_that_exists(path):
+    from glmv.config.keys import all_keys
+
+    assert tuple(path.split(".")) in all_keys()
