@@ -1,0 +1,1 @@
+"""Ranks, meshes and sharding: everything that knows there is more than one process."""

@@ -1,0 +1,59 @@
+"""AdamW over every trainable parameter, each stepped in every step."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from glmv.config.training import TrainingConfig
+from glmv.errors import GlmvError
+from glmv.parallel.patterns import select
+
+
+def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
+    """Stop the training of what `model.freeze` names; return the names of the parameters that it covers.
+
+    Args:
+        patterns: each covers modules, with everything below them, or single parameters.
+    Raises:
+        PatternError: a pattern matches neither a module nor a parameter.
+        GlmvError: nothing would be left to train.
+    """
+    parameters = dict(model.named_parameters())
+    names = [name for name, _ in model.named_modules() if name] + list(parameters)
+    chosen = select(names, patterns, key="model.freeze", kind="module or parameter")
+    frozen = [name for name in parameters if any(name == c or name.startswith(f"{c}.") for c in chosen)]
+    if len(frozen) == len(parameters):
+        raise GlmvError("model.freeze covers every parameter of the model; nothing would be trained. Narrow a pattern.")
+    for name in frozen:
+        parameters[name].requires_grad_(False)
+    return frozen
+
+
+def build_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
+    """AdamW with decoupled weight decay on all trainable parameters (sharded as they are), fp32 state for fp32 masters.
+
+    The learning rate is written into the parameter group before each step.
+    """
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.optim.AdamW(
+        trainable,
+        lr=config.lr,
+        betas=(config.adam_beta1, config.adam_beta2),
+        eps=config.adam_eps,
+        weight_decay=config.weight_decay,
+        fused=config.adam_fused,
+    )
+
+
+def optimizer_step(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Step every parameter with `lr`, one that nothing used with a zero gradient.
+
+    Without it weight decay would depend on routing, and a checkpoint would lack the state of such a parameter.
+    """
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
