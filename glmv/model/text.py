@@ -1,0 +1,111 @@
+"""The text decoder: embeddings (text and image features), attention and MLP layers, final norm."""
+# Shapes: B batch, S sequence, H hidden, N heads, D head dim, R rotary dim, M image features.
+
+import torch
+from torch import Tensor, nn
+
+from glmv.model.config import TextConfig
+from glmv.model.layers import Embedding, GatedMLP, Linear, RMSNorm
+from glmv.model.moe import MoE
+from glmv.model.rotary import TextRotary
+from glmv.ops.attention import attention, causal_mask
+from glmv.ops.rope import rotate
+
+
+class TextAttention(nn.Module):
+    """Causal grouped-query attention; q, k, v have biases, o has none; RoPE turns the first R of D channels."""
+
+    def __init__(self, config: TextConfig, implementation: str) -> None:
+        super().__init__()
+        hidden, head_dim = config.hidden_size, config.head_dim
+        self.head_dim = head_dim
+        self.implementation = implementation
+        self.q_proj = Linear(hidden, config.num_attention_heads * head_dim, bias=config.attention_bias)
+        self.k_proj = Linear(hidden, config.num_key_value_heads * head_dim, bias=config.attention_bias)
+        self.v_proj = Linear(hidden, config.num_key_value_heads * head_dim, bias=config.attention_bias)
+        self.o_proj = Linear(config.num_attention_heads * head_dim, hidden, bias=False)
+
+    def forward(self, hidden_BSH: Tensor, cos_B1SR: Tensor, sin_B1SR: Tensor, mask_B1SS: Tensor | None) -> Tensor:
+        """[B, S, H] -> [B, S, H]; `mask_B1SS` None means plain causal."""
+        query, key, value = (
+            project(hidden_BSH).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        query, key = rotate(query, cos_B1SR, sin_B1SR), rotate(key, cos_B1SR, sin_B1SR)
+        output_BNSD = attention(query, key, value, mask_B1SS, implementation=self.implementation, causal=True)
+        return self.o_proj(output_BNSD.transpose(1, 2).flatten(2))
+
+
+class DecoderLayer(nn.Module):
+    """x += attention(norm(x)); x += mlp(norm(x)). The first `first_k_dense_replace` layers have a dense MLP."""
+
+    def __init__(
+        self, config: TextConfig, index: int, attn_implementation: str, use_grouped_expert_matmul: bool
+    ) -> None:
+        super().__init__()
+        self.self_attn = TextAttention(config, attn_implementation)
+        self.mlp: GatedMLP | MoE
+        if index < config.first_k_dense_replace:
+            self.mlp = GatedMLP(config.hidden_size, config.intermediate_size)
+        else:
+            self.mlp = MoE(config, use_grouped_expert_matmul)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, hidden_BSH: Tensor, cos_B1SR: Tensor, sin_B1SR: Tensor, mask_B1SS: Tensor | None) -> Tensor:
+        """[B, S, H] -> [B, S, H]."""
+        hidden_BSH = hidden_BSH + self.self_attn(self.input_layernorm(hidden_BSH), cos_B1SR, sin_B1SR, mask_B1SS)
+        return hidden_BSH + self.mlp(self.post_attention_layernorm(hidden_BSH))
+
+
+class TextModel(nn.Module):
+    """Token ids and image features in, normalised hidden states out."""
+
+    def __init__(self, config: TextConfig, attn_implementation: str, use_grouped_expert_matmul: bool) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, index, attn_implementation, use_grouped_expert_matmul)
+            for index in range(config.num_hidden_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.rotary_emb = TextRotary(config)
+
+    def forward(
+        self,
+        input_ids_BS: Tensor,
+        features_MH: Tensor,
+        is_feature_BS: Tensor,
+        position_ids_3BS: Tensor,
+        key_mask_BS: Tensor | None,
+    ) -> Tensor:
+        """Hidden states [B, S, H].
+
+        Args:
+            input_ids_BS: int64.
+            features_MH: image features in token order.
+            is_feature_BS: bool, M of them true: where a feature replaces the token's embedding.
+            position_ids_3BS: int64; used for RoPE only, attention never sees it.
+            key_mask_BS: bool, false for padding; None when there is none.
+        """
+        hidden_BSH = self.embed(input_ids_BS, features_MH, is_feature_BS)
+        cos_B1SR, sin_B1SR = self.rotary_emb(position_ids_3BS, hidden_BSH.dtype)
+        mask_B1SS = None if key_mask_BS is None else causal_mask(key_mask_BS)
+        for layer in self.layers:
+            hidden_BSH = layer(hidden_BSH, cos_B1SR, sin_B1SR, mask_B1SS)
+        return self.norm(hidden_BSH)
+
+    def embed(self, input_ids_BS: Tensor, features_MH: Tensor, is_feature_BS: Tensor) -> Tensor:
+        """Token embeddings [B, S, H] with the features in their places."""
+        hidden_BSH = self.embed_tokens(input_ids_BS)
+        # An empty sum of a dummy's features is exactly 0, yet gives every vision parameter a gradient (of zeros).
+        hidden_BSH = hidden_BSH + features_MH[:0].sum()
+        return hidden_BSH.masked_scatter(is_feature_BS[..., None], features_MH.to(hidden_BSH.dtype))
+
+
+def padding(attention_mask_BS: Tensor | None) -> Tensor | None:
+    """The mask as bool, or None when nothing is padded (plain causal attention is several times faster)."""
+    if attention_mask_BS is None:
+        return None
+    key_mask_BS = attention_mask_BS.to(torch.bool)
+    return None if bool(key_mask_BS.all()) else key_mask_BS

@@ -1,0 +1,1 @@
+"""What the model calls that has more than one implementation: experts, attention; and the small pieces between them."""

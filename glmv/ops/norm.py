@@ -1,0 +1,19 @@
+"""Root mean square normalisation."""
+
+import torch
+from torch import Tensor
+
+from glmv.ops.precision import at_least_fp32
+
+
+def rms_norm(hidden: Tensor, weight_H: Tensor, eps: float) -> Tensor:
+    """`weight * (hidden / rms(hidden))`: the quotient in fp32, rounded to hidden's dtype BEFORE the weight multiplies.
+
+    Args:
+        hidden: [..., H], any float dtype.
+        weight_H: scale, in the compute dtype.
+        eps: added to the mean of squares.
+    """
+    wide = hidden.to(at_least_fp32(hidden.dtype))
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return weight_H * wide.to(hidden.dtype)
