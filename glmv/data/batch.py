@@ -32,10 +32,19 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch on a device; what is page-locked travels while the host goes on."""
-        moved = {
-            name: value.to(device, non_blocking=True) for name, value in vars(self).items() if isinstance(value, Tensor)
-        }
-        return replace(self, **moved)
+
+        def move(value: Tensor) -> Tensor:
+            return value.to(device, non_blocking=True)
+
+        return replace(
+            self,
+            input_ids=move(self.input_ids),
+            attention_mask=move(self.attention_mask),
+            labels=move(self.labels),
+            mm_token_type_ids=move(self.mm_token_type_ids),
+            pixel_values=None if self.pixel_values is None else move(self.pixel_values),
+            image_grid_thw=None if self.image_grid_thw is None else move(self.image_grid_thw),
+        )
 
     def model_inputs(self) -> dict[str, Tensor | None]:
         """What the model's forward takes, by its names."""

@@ -118,7 +118,7 @@ def _json_lines(text: str, path: Path) -> list[Any]:
 def _conversation(record: object, sample_id: str, where: str, attr: AttributeNames, folder: Path) -> Conversation:
     if not isinstance(record, dict):
         raise DataError(
-            f"{where}: is a JSON {type(record).__name__}, not an object.\nWrite {{ }} with {attr.messages}."
+            f"{where}: is a JSON {type(record).__name__}, not an object.\nGive it its turns under {attr.messages!r}."
         )
     messages = record.get(attr.messages)
     if not isinstance(messages, list) or not messages:

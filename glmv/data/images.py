@@ -52,7 +52,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _to_eight_bits(image: Image.Image) -> Image.Image:
-    """White is 65535 in 16-bit modes; in modes without a scale, the least of 1 (floats), 255, 65535 above all values."""
+    """Scale by what is white: 65535 in 16-bit modes; elsewhere the least of 1 (floats), 255, 65535 that holds all."""
     values = np.nan_to_num(np.asarray(image, dtype=np.float64), posinf=0, neginf=0).clip(min=0)
     whites = _WHITE.get(image.mode, (65535,))
     white = next((white for white in whites if values.max() <= white), values.max())

@@ -1,9 +1,9 @@
 """`load_samples`: every sample of the data set, ready in memory before the first step."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar, overload
+from typing import overload
 
 import torch.distributed as dist
 from rich.progress import track
@@ -18,7 +18,6 @@ from glmv.data.template import ChatTemplate
 
 _log = logging.getLogger(__name__)
 _NAMED = 10  # dropped samples that a warning names; the rest is counted
-Item = TypeVar("Item")
 
 
 class Samples(Sequence[Sample]):
@@ -60,7 +59,8 @@ def load_samples(data: DataConfig, model_dir: Path) -> Samples:
         else None
     )
     basic = param.basic_parameters
-    built = [build_sample(each, template, pictures, basic) for each in _with_progress(conversations)]
+    progress = track(conversations, "Reading samples", transient=True, disable=_rank() != 0)
+    built = [build_sample(each, template, pictures, basic) for each in progress]
     samples = [each for each in built if isinstance(each, Sample)]
     dropped = [each for each in built if isinstance(each, Dropped)]
     if dropped:
@@ -80,7 +80,3 @@ def _list(dropped: Sequence[Dropped]) -> str:
 
 def _rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
-
-
-def _with_progress(items: Sequence[Item]) -> Iterator[Item] | Iterable[Item]:
-    return track(items, "Reading samples", transient=True, disable=_rank() != 0)

@@ -11,7 +11,9 @@ epoch's end does not fill goes on with the next epoch. Either way every rank has
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -56,20 +58,17 @@ class BatchSampler:
     def _global_batch(self, index: int) -> list[int]:
         size = self.global_batch_size
         used = self.num_samples // size * size if self.drop_last else self.num_samples  # samples of an epoch
-        orders: dict[int, list[int]] = {}
-        chosen = []
-        for place in range(index * size, (index + 1) * size):
-            epoch, within = divmod(place, used)
-            if epoch not in orders:
-                orders[epoch] = self._order(epoch)
-            chosen.append(orders[epoch][within])
-        return chosen
+        places = (divmod(place, used) for place in range(index * size, (index + 1) * size))
+        return [self._order(epoch)[within] for epoch, within in places]
 
-    def _order(self, epoch: int) -> list[int]:
+    def _order(self, epoch: int) -> Sequence[int]:
         """The order of samples in an epoch; the same on every rank."""
-        if not self.shuffle:
-            return list(range(self.num_samples))
-        # A digest, so that seed s in epoch e + 1 is not seed s + 1 in epoch e.
-        digest = hashlib.sha256(f"{self.seed}/{epoch}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-        return torch.randperm(self.num_samples, generator=generator).tolist()
+        return _shuffled(self.num_samples, self.seed, epoch) if self.shuffle else range(self.num_samples)
+
+
+@lru_cache(maxsize=2)  # the epoch that ends in a step, and the one that begins
+def _shuffled(count: int, seed: int, epoch: int) -> tuple[int, ...]:
+    # A digest, so that seed s in epoch e + 1 is not seed s + 1 in epoch e.
+    digest = hashlib.sha256(f"{seed}/{epoch}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+    return tuple(torch.randperm(count, generator=generator).tolist())

@@ -5,8 +5,8 @@ text stands, so that targets are found by position and never by searching for wo
 a whole, as `tokenizer.apply_chat_template` gives them.
 
 What is learned: the text of every assistant turn, and what follows it up to and including the next role token. GLM has
-no end-of-turn token: it stops by opening the next turn, and `<|user|>` is among its `eos_token_id`. After the last turn,
-where the template writes nothing, `<|user|>` is appended, so that a model learns one and the same stop in every turn.
+no end-of-turn token: it stops by opening the next turn, and `<|user|>` is among its `eos_token_id`. Behind the last
+turn, where the template writes nothing, `<|user|>` is appended, so that every turn ends in one and the same stop.
 Role headers, system and user texts are not learned, unless `train_on_prompt`; image tokens never.
 """
 # Shapes: S tokens.
