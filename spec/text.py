@@ -91,7 +91,7 @@ def moe(
     gate = weights / "gate"
     routing = route(hidden_TH, gate["weight"], gate["e_score_correction_bias"], config, policy, pinned_TK)
     each = [weights / "experts" / expert for expert in range(config.n_routed_experts)]
-    gate_up_down = ([expert[f"{name}_proj.weight"] for expert in each] for name in ("gate", "up", "down"))
-    output_TH = experts(hidden_TH, routing.top_k_index_TK, routing.top_k_weight_TK, *gate_up_down, policy)
+    gates, ups, downs = ([expert[f"{name}_proj.weight"] for expert in each] for name in ("gate", "up", "down"))
+    output_TH = experts(hidden_TH, routing.top_k_index_TK, routing.top_k_weight_TK, gates, ups, downs, policy)
     output_TH = output_TH + dense_mlp(hidden_TH, weights / "shared_experts", policy)
     return output_TH.unflatten(0, hidden_BSH.shape[:2]), routing

@@ -1,0 +1,30 @@
+"""`glmv verify`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def verify_command(
+    world_size: Annotated[int, typer.Option(min=1, help="Ranks to train on.")] = 4,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps, each judged.")] = 20,
+    out: Annotated[Path, typer.Option(help="Where checkpoints, traces and the report go.")] = Path("report"),
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the weights and of the sample order.")] = 0,
+) -> None:
+    """Train a tiny GLM-4.5V on real pictures and judge every step of it against the law.
+
+    Exit code 0: everything within budget. 1: something is over budget. 2: a stage could not run.
+    """
+    from rich.console import Console
+
+    from glmv.verify.report import write_report
+    from glmv.verify.run import Options, verify
+    from glmv.verify.summary import summary, write_json
+
+    result = verify(Options(out=out, world_size=world_size, steps=steps, seed=seed), Console(stderr=True))
+    write_json(result, out / "verify.json")
+    print(summary(result, write_report(result, out)))
+    raise typer.Exit(1 if result.missed else 0)

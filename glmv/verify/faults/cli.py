@@ -1,0 +1,60 @@
+"""`glmv faults`."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from glmv.errors import GlmvError
+
+app = typer.Typer(no_args_is_help=True, help="Seeded faults: bugs put in on purpose, which named tests must see.")
+
+
+@app.command("list")
+def list_command() -> None:
+    """Print every fault: its id and what a user would suffer from."""
+    from glmv.verify.faults.catalogue import FAULTS
+
+    for fault in FAULTS:
+        print(f"{fault.id:<32} {fault.sentence}")
+
+
+@app.command("run")
+def run_command(
+    ids: Annotated[list[str] | None, typer.Argument(help="Faults to run; all if none is named.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes at a time.")] = os.cpu_count() or 1,
+    out: Annotated[Path | None, typer.Option(help="Also write the kill matrix as JSON.")] = None,
+) -> None:
+    """Run each fault's killer tests with the fault in place, and print who was killed by whom.
+
+    Exit code 1 if a fault survives one of its killers, if its line is gone, or if a killer is red without any fault.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from glmv.verify.faults.catalogue import FAULTS
+    from glmv.verify.faults.run import run_faults
+
+    chosen = [fault for fault in FAULTS if not ids or fault.id in ids]
+    unknown = set(ids or ()) - {fault.id for fault in FAULTS}
+    if unknown:
+        raise GlmvError(f"no such fault: {', '.join(sorted(unknown))}. `glmv faults list` names them all.")
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("faults", total=len(chosen) + 1)
+        verdicts = run_faults(chosen, jobs, lambda verdict: progress.advance(task))
+    for verdict in verdicts:
+        print(f"{'ok ' if verdict.good else 'RED'}  {verdict.fault:<32} {verdict.dead}")
+        for killer, red in verdict.outcomes.items():
+            print(f"       {'red' if red else 'green':<6} {killer}")
+    bad = [verdict.fault for verdict in verdicts if not verdict.good]
+    if out is not None:
+        rows = [{"fault": v.fault, "good": v.good, "dead": v.dead, "outcomes": v.outcomes} for v in verdicts]
+        out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    killed = sum(verdict.good for verdict in verdicts[1:])
+    print(f"{killed} of {len(chosen)} faults killed by every test that claims to" + (f"; look at {bad}" if bad else ""))
+    raise typer.Exit(1 if bad else 0)

@@ -1,0 +1,67 @@
+"""Puts a seeded fault into a module while it is imported; the file on disk stays as it is.
+
+`GLMV_FAULT=id` is honoured in a pytest process, and in a rank that such a process started. Anywhere else it is refused:
+a fault must never reach a training.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from types import CodeType, ModuleType
+
+from glmv.verify.faults.catalogue import FAULTS
+from glmv.verify.faults.fault import Fault
+
+VARIABLE = "GLMV_FAULT"
+# Holds the process id of the test process, so that a variable which leaks into a shell opens nothing.
+PARENT = "GLMV_FAULT_PARENT"
+
+
+class _FaultyLoader(importlib.machinery.SourceFileLoader):
+    """Compiles the changed source and keeps it out of the bytecode cache."""
+
+    fault: Fault
+
+    def get_code(self, fullname: str) -> CodeType:
+        source = self.fault.apply(self.fault.path.read_text(encoding="utf-8"))
+        return compile(source, str(self.fault.path), "exec", dont_inherit=True)
+
+
+class _FaultFinder(importlib.abc.MetaPathFinder):
+    def __init__(self, fault: Fault) -> None:
+        self.fault = fault
+        self.module = fault.file.removesuffix(".py").replace("/", ".")
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self.module:
+            return None
+        loader = _FaultyLoader(fullname, str(self.fault.path))
+        loader.fault = self.fault
+        return importlib.util.spec_from_file_location(fullname, str(self.fault.path), loader=loader)
+
+
+def install_or_refuse() -> None:
+    """Install the fault that the environment names.
+
+    Raises:
+        SystemExit: this is no test process, or the fault is unknown.
+    """
+    name = os.environ[VARIABLE]
+    if "pytest" not in sys.modules and os.environ.get(PARENT) != str(os.getppid()):
+        sys.exit(f"{VARIABLE}={name} puts a bug into glmv and is for test processes only. Unset it to go on.")
+    fault = next((fault for fault in FAULTS if fault.id == name), None)
+    if fault is None:
+        sys.exit(f"{VARIABLE}={name}: no such fault. Known: {', '.join(fault.id for fault in FAULTS)}.")
+    finder = _FaultFinder(fault)
+    if finder.module in sys.modules:
+        sys.exit(f"{VARIABLE}={name}: {finder.module} was imported before the fault could be put in.")
+    sys.meta_path.insert(0, finder)
+    if "pytest" in sys.modules:
+        os.environ[PARENT] = str(os.getpid())
