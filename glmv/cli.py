@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from glmv import __version__
+from glmv.checkpoint.cli import convert_app
 from glmv.errors import GlmvError
 from glmv.tiny.cli import make_tiny_command
 
@@ -20,6 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("make-tiny")(make_tiny_command)
+app.add_typer(convert_app, name="convert")
 
 
 @app.callback()
