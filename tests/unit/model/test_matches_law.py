@@ -1,0 +1,54 @@
+"""Logits, loss and every gradient of the whole model, against the law."""
+
+import pytest
+import torch
+from model_cases import SAMPLES, answers, make_batch
+
+from spec.model import forward
+from spec.numerics import Policy
+
+FP32, BF16 = torch.float32, torch.bfloat16
+LOOPED = {"use_grouped_expert_matmul": False}
+GROUPED = {"use_grouped_expert_matmul": True}
+EAGER = {"attn_implementation": "eager"}
+
+
+@pytest.mark.parametrize("case", SAMPLES)
+def test_float64(case, tiny, judge):
+    batch = make_batch(case)
+    said, chosen = answers(tiny.model(torch.float64), batch)
+    judge(said, tiny.law(batch, chosen), torch.float64)
+
+
+ROUNDED = {
+    "fp32-looped": ("images_not_square", FP32, LOOPED),
+    "fp32-grouped": ("padded_right", FP32, GROUPED),
+    "fp32-eager": ("padded_left", FP32, EAGER),
+    "bf16-looped": ("padded_right", BF16, LOOPED),
+    "bf16-grouped": ("images_not_square", BF16, GROUPED),
+    "bf16-eager": ("padded_left", BF16, EAGER),
+}
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_rounded(name, tiny, judge):
+    case, dtype, options = ROUNDED[name]
+    batch = make_batch(case)
+    said, chosen = answers(tiny.model(dtype, **options), batch)
+    judge(said, tiny.law(batch, chosen), dtype)
+
+
+def test_group_limited_unnormalised_scaled_routing(tiny_groups, judge):
+    batch = make_batch("one_image")
+    said, chosen = answers(tiny_groups.model(torch.float64), batch)
+    judge(said, tiny_groups.law(batch, chosen), torch.float64)
+
+
+@pytest.mark.parametrize("case", SAMPLES)
+def test_experts_chosen(case, tiny):
+    batch = make_batch(case)
+    _, chosen = answers(tiny.model(torch.float64), batch)
+    routing = forward(tiny.weights, tiny.law_config, batch, Policy()).routing
+    assert chosen.keys() == routing.keys()
+    for layer, index_TK in chosen.items():
+        assert index_TK.sort(-1).values.equal(routing[layer].top_k_index_TK.sort(-1).values)

@@ -1,0 +1,86 @@
+"""Routings that break experts, and what machine and law say about each."""
+# Shapes: T tokens, H hidden, K experts per token, E experts, I intermediate, F = 2I.
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from op_cases import DTYPES, draw, leaf
+from torch import Tensor
+
+from glmv.ops.experts import experts
+from spec import layout
+from spec.experts import experts as law_experts
+from spec.numerics import Policy
+
+HIDDEN, INNER, EXPERTS = 48, 40, 6  # pairwise different, as are H, I, 2I; strides are multiples of 16 bytes in bf16
+
+# Experts of each token.
+ROUTINGS = {
+    "balanced": [[0, 1], [2, 3], [4, 5], [1, 2], [3, 4], [5, 0], [0, 3]],
+    "empty_first": [[1, 2], [3, 4], [5, 1], [4, 2], [2, 5]],
+    "empty_middle": [[0, 1], [5, 4], [1, 5], [4, 0], [0, 5]],
+    "empty_last": [[0, 1], [2, 3], [4, 0], [3, 1]],
+    "only_first": [[0, 1]] * 5,
+    "only_last": [[5, 4]] * 3,
+    "one_token": [[3, 1]],
+    "top_1": [[3], [0], [3], [5]],
+    "one_expert": [[4]] * 5,
+    "all_experts": [[5, 4, 3, 2, 1, 0], [0, 1, 2, 3, 4, 5]],
+}
+
+
+@dataclass
+class Case:
+    """Inputs of one call, float64 values that bf16 can hold, and the gradient that comes back."""
+
+    hidden_TH: Tensor
+    top_k_index_TK: Tensor
+    top_k_weight_TK: Tensor
+    gate_up_EHF: Tensor
+    down_EIH: Tensor
+    grad_TH: Tensor
+
+    def machine(self, dtype: torch.dtype, *, grouped: bool, run: Callable[..., Tensor] = experts) -> dict[str, Tensor]:
+        """Output and gradients of the machine; routing weights in fp32 or wider."""
+        hidden, gate_up, down = (leaf(x, dtype) for x in (self.hidden_TH, self.gate_up_EHF, self.down_EIH))
+        weight = leaf(self.top_k_weight_TK, torch.promote_types(dtype, torch.float32))
+        output = run(hidden, self.top_k_index_TK, weight, gate_up, down, grouped=grouped)
+        output.backward(self.grad_TH.to(dtype))
+        stacked = {"mlp.experts.gate_up_proj": gate_up.grad, "mlp.experts.down_proj": down.grad}
+        named = {"output": output.detach(), "hidden": hidden.grad, "top_k_weight": weight.grad}
+        return named | layout.per_expert(stacked)
+
+    def law(self, policy: Policy) -> dict[str, Tensor]:
+        """The same from the law."""
+        stacked = {"mlp.experts.gate_up_proj": self.gate_up_EHF, "mlp.experts.down_proj": self.down_EIH}
+        leaves = {name: leaf(w, policy.wide) for name, w in layout.per_expert(stacked).items()}
+        each = [
+            [leaves[f"mlp.experts.{expert}.{part}_proj.weight"] for expert in range(EXPERTS)]
+            for part in ("gate", "up", "down")
+        ]
+        hidden, weight = leaf(self.hidden_TH, policy.wide), leaf(self.top_k_weight_TK, policy.wide)
+        output = law_experts(policy.enter(hidden), self.top_k_index_TK, weight, *each, policy)
+        output.backward(policy.round(self.grad_TH))
+        grads = {name: torch.zeros_like(w) if w.grad is None else w.grad for name, w in leaves.items()}
+        return {"output": output.detach(), "hidden": hidden.grad, "top_k_weight": weight.grad, **grads}
+
+
+def make_case(routing: str, seed: int = 7) -> Case:
+    """Random numbers under one of `ROUTINGS`."""
+    index_TK = torch.tensor(ROUTINGS[routing])
+    return Case(
+        hidden_TH=draw(len(index_TK), HIDDEN, seed=seed),
+        top_k_index_TK=index_TK,
+        top_k_weight_TK=draw(*index_TK.shape, seed=seed + 1).sigmoid().float().double(),
+        gate_up_EHF=draw(EXPERTS, HIDDEN, 2 * INNER, seed=seed + 2) / 8,
+        down_EIH=draw(EXPERTS, INNER, HIDDEN, seed=seed + 3) / 8,
+        grad_TH=draw(len(index_TK), HIDDEN, seed=seed + 4),
+    )
+
+
+def poison() -> None:
+    """Leave NaN in the memory that the next tensors of these sizes will be given."""
+    sizes = [EXPERTS * HIDDEN * 2 * INNER, EXPERTS * INNER * HIDDEN, *(n * HIDDEN for n in range(1, 15))]
+    held = [torch.full((size,), float("nan"), dtype=dtype) for size in sizes for dtype in DTYPES for _ in range(4)]
+    del held

@@ -1,0 +1,127 @@
+import logging
+
+import pytest
+import torch
+from expert_cases import EXPERTS, HIDDEN, INNER, ROUTINGS, make_case, poison
+
+from glmv.ops import registry
+from glmv.ops.experts import experts, grouped_experts, looped_experts
+
+FLOAT64, FP32, BF16 = torch.float64, torch.float32, torch.bfloat16
+WAYS = {
+    "float64-looped": (FLOAT64, False),
+    "fp32-looped": (FP32, False),
+    "bf16-looped": (BF16, False),
+    "fp32-grouped": (FP32, True),
+    "bf16-grouped": (BF16, True),
+}
+
+
+@pytest.fixture(params=WAYS)
+def way(request):
+    return WAYS[request.param]
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_output_and_every_gradient(routing, way, judge):
+    case, (dtype, grouped) = make_case(routing), way
+    poison()
+    judge(case.machine(dtype, grouped=grouped), case.law, dtype)
+
+
+def test_experts_without_tokens_get_gradients_of_zero(way):
+    dtype, grouped = way
+    poison()
+    said = make_case("only_last").machine(dtype, grouped=grouped)
+    for expert in range(4):
+        for part in ("gate", "up", "down"):
+            assert not said[f"mlp.experts.{expert}.{part}_proj.weight"].any()
+
+
+def test_no_tokens(way):
+    dtype, grouped = way
+    gate_up = torch.randn(EXPERTS, HIDDEN, 2 * INNER, dtype=dtype, requires_grad=True)
+    down = torch.randn(EXPERTS, INNER, HIDDEN, dtype=dtype, requires_grad=True)
+    hidden = torch.zeros(0, HIDDEN, dtype=dtype, requires_grad=True)
+    index, weight = torch.zeros(0, 2, dtype=torch.int64), torch.zeros(0, 2, requires_grad=True)
+    poison()
+    output = experts(hidden, index, weight, gate_up, down, grouped=grouped)
+    output.sum().backward()
+    assert output.shape == hidden.grad.shape == (0, HIDDEN)
+    assert weight.grad.shape == (0, 2)
+    assert gate_up.grad.eq(0).all()
+    assert down.grad.eq(0).all()
+
+
+def test_a_second_run_is_bit_equal(way):
+    case, (dtype, grouped) = make_case("balanced"), way
+    first = case.machine(dtype, grouped=grouped)
+    poison()
+    second = case.machine(dtype, grouped=grouped)
+    for name, value in first.items():
+        assert value.equal(second[name]), name
+
+
+def test_a_second_backward_doubles_gradients(way):
+    case, (dtype, grouped) = make_case("empty_middle"), way
+    gate_up = case.gate_up_EHF.to(dtype).requires_grad_()
+    down = case.down_EIH.to(dtype)
+    grads = []
+    for _ in range(2):
+        routed = (case.hidden_TH.to(dtype), case.top_k_index_TK, case.top_k_weight_TK.float())
+        experts(*routed, gate_up, down, grouped=grouped).backward(case.grad_TH.to(dtype))
+        grads.append(gate_up.grad.clone())
+    assert grads[1].equal(2 * grads[0])
+
+
+def test_an_expanded_gradient_counts_like_a_dense_one(way):
+    case, (dtype, grouped) = make_case("balanced"), way
+    case.grad_TH = torch.ones(1, 1, dtype=FLOAT64).expand(case.hidden_TH.shape)
+    expanded = case.machine(dtype, grouped=grouped)
+    case.grad_TH = case.grad_TH.contiguous()
+    for name, value in case.machine(dtype, grouped=grouped).items():
+        assert value.equal(expanded[name]), name
+
+
+def test_fp32_routing_weights_are_not_rounded_to_bf16(judge):
+    case = make_case("all_experts")
+    rounded = case.machine(BF16, grouped=True)["output"]
+    case.top_k_weight_TK = case.top_k_weight_TK * (1 + 2**-7)  # half of it is lost in bf16
+    assert not case.machine(BF16, grouped=True)["output"].equal(rounded)
+
+
+def chosen(case, dtype, **options):
+    tensors = (case.hidden_TH, case.top_k_weight_TK, case.gate_up_EHF, case.down_EIH)
+    hidden, weight, gate_up, down = (x.to(dtype) for x in tensors)
+    return experts.choose(hidden, case.top_k_index_TK, weight, gate_up, down, **options)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "grouped", "name"),
+    [(BF16, True, "grouped"), (FP32, True, "grouped"), (FLOAT64, True, "looped"), (BF16, False, "looped")],
+)
+def test_which_implementation_runs(dtype, grouped, name):
+    assert chosen(make_case("balanced"), dtype, grouped=grouped) == name
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+def test_sizes_that_the_kernel_refuses_run_looped_and_say_so_once(dtype, judge, caplog):
+    registry.say_once.cache_clear()
+    case = make_case("balanced")
+    case.gate_up_EHF, case.down_EIH = case.gate_up_EHF[:, :, : 2 * 21], case.down_EIH[:, :21]
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            judge(case.machine(dtype, grouped=True), case.law, dtype)
+    assert [record.message for record in caplog.records] == [
+        "use_grouped_expert_matmul: a row of 42 elements is no multiple of 16 bytes; "
+        "the experts run looped (same result, slower)"
+    ]
+
+
+@pytest.mark.parametrize("run", [looped_experts, grouped_experts])
+def test_deterministic_algorithms_are_enough(run):
+    torch.use_deterministic_algorithms(True)
+    try:
+        make_case("balanced").machine(FP32, grouped=True, run=run)
+    finally:
+        torch.use_deterministic_algorithms(False)
