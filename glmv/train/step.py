@@ -1,0 +1,86 @@
+"""One optimizer step's loss and gradients, summed over micro-batches and ranks.
+
+The only divisor stands in the loss: a micro-batch contributes (sum of its cross-entropy) / (valid targets of the whole global
+batch), so that a token weighs the same in whatever micro-batch and on whatever rank it lies. Everything else is a sum.
+"""
+# Shapes: B batch, S sequence, V vocab.
+
+import math
+from collections.abc import Sequence
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from glmv.data.batch import Batch
+from glmv.ops.loss import count_targets, token_cross_entropy
+from glmv.parallel.process import AgreedError
+
+
+def global_targets(micro_batches: Sequence[Batch]) -> int:
+    """Collective: valid targets of the global batch, over this step's micro-batches and all ranks."""
+    count = torch.tensor(sum(int(count_targets(batch.labels)) for batch in micro_batches))
+    dist.all_reduce(count)
+    return int(count)
+
+
+def accumulate_gradients(
+    model: nn.Module, micro_batches: Sequence[Batch], targets: int, device: torch.device
+) -> tuple[float, float]:
+    """Collective: run forward and backward over this rank's micro-batches, adding to the gradients.
+
+    Args:
+        targets: the global count (see `global_targets`). With 0 of them the loss is 0 and so is every gradient.
+    Returns:
+        The global loss, equal on every rank, and this rank's part of it.
+    """
+    parts: list[Tensor] = []
+    for batch in micro_batches:
+        on_device = batch.to(device)
+        logits_BSV = model(**on_device.model_inputs())
+        loss = token_cross_entropy(logits_BSV, on_device.labels) / max(targets, 1)
+        loss.backward()
+        parts.append(loss.detach())
+    # Added up in float64 on the CPU: the report does not depend on how the samples were spread beyond the last digits.
+    partial = torch.stack(parts).to("cpu", torch.float64).sum()
+    total = partial.clone()
+    dist.all_reduce(total)
+    return float(total), float(partial)
+
+
+def stop_if_not_finite(
+    step: int, loss: float, partial: float, grad_norm: float, model: nn.Module, micro_batches: Sequence[Batch]
+) -> None:
+    """Stop every rank in this same step, before the weights change, if its loss or gradient norm is not finite.
+
+    `loss` and `grad_norm` are equal on every rank, so that all take the same branch.
+
+    Raises:
+        AgreedError: with the step, the ranks and samples whose loss is not finite, and the first such gradient.
+    """
+    if math.isfinite(loss) and math.isfinite(grad_norm):
+        return
+    _stop(step, loss, partial, grad_norm, model, micro_batches)
+
+
+def _stop(
+    step: int, loss: float, partial: float, grad_norm: float, model: nn.Module, micro_batches: Sequence[Batch]
+) -> NoReturn:
+    bad = [name for name, p in model.named_parameters() if p.grad is not None and not _local(p.grad).isfinite().all()]
+    samples = [] if math.isfinite(partial) else [i for batch in micro_batches for i in batch.sample_ids]
+    reports: list[tuple[list[str], list[str]]] = [([], [])] * dist.get_world_size()
+    dist.all_gather_object(reports, (bad, samples))
+    order = [name for name, _ in model.named_parameters()]
+    everywhere = sorted({name for names, _ in reports for name in names}, key=order.index)
+    lines = [f"step {step}: loss {loss}, gradient norm {grad_norm}; the step was not taken."]
+    lines += [f"Rank {rank} has a non-finite loss on: {', '.join(ids)}." for rank, (_, ids) in enumerate(reports) if ids]
+    if everywhere:
+        lines.append(f"{len(everywhere)} gradients are not finite, the first is {everywhere[0]}.")
+    lines.append("Look at these samples and at the weights that were loaded; checkpoints of earlier steps are untouched.")
+    raise AgreedError("\n".join(lines), exit_code=1)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,36 @@
+"""Ranks for tests: child processes that see the repository and this directory."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from glmv.parallel.launch import LaunchResult, launch
+from glmv.tiny.make import make_tiny
+
+HERE = Path(__file__).parent
+
+
+def start_ranks(*command: object, nproc: int, timeout_s: float = 120, cwd: Path | None = None) -> LaunchResult:
+    """Run `python COMMAND` on `nproc` ranks; a command that begins with a file of `workers/` runs that file."""
+    first, *rest = map(str, command)
+    script = HERE / "workers" / first
+    paths = [str(HERE.parents[1]), str(HERE), os.environ.get("PYTHONPATH", "")]
+    return launch(
+        [str(script) if script.is_file() else first, *rest],
+        nproc=nproc,
+        timeout_s=timeout_s,
+        env={"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        cwd=cwd,
+    )
+
+
+@pytest.fixture(scope="session")
+def ranks():
+    return start_ranks
+
+
+@pytest.fixture(scope="session")
+def tiny_dir(tmp_path_factory) -> Path:
+    """The tiny model's Hugging Face directory. Read it; copy it before changing anything."""
+    return make_tiny(tmp_path_factory.mktemp("hf") / "tiny")

@@ -1,0 +1,86 @@
+"""Gradients of sharded ranks are those of the law on the union of their batches, whatever the ranks saw."""
+
+import pytest
+import torch
+from rank_cases import CASES, Law
+
+from spec.layout import per_expert
+
+pytestmark = pytest.mark.multirank
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@pytest.fixture(scope="module")
+def law(tiny_dir):
+    return Law(tiny_dir)
+
+
+@pytest.fixture(scope="module", params=[1, 2, 4], ids=lambda n: f"{n}ranks")
+def results(request, ranks, tiny_dir, tmp_path_factory):
+    out = tmp_path_factory.mktemp("fsdp") / "results.pt"
+    ended = ranks("fsdp_worker.py", tiny_dir, out, nproc=request.param)
+    assert ended.ok, ended.describe()
+    return torch.load(out, weights_only=True)
+
+
+def said(result):
+    return {"loss": result["loss"], **per_expert(result["gradients"])}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_of_the_union_in_float64(case, results, law, judge):
+    judge(said(results["fp64", case]), law.of(CASES[case]), torch.float64)
+
+
+@pytest.mark.parametrize("policy", ["fp32", "bf16"])
+def test_gradients_of_the_union_rounded(policy, results, law, judge):
+    result = results[policy, "all_different"]
+    judge(said(result), law.of(CASES["all_different"], result["choices"]), DTYPES[policy])
+
+
+def test_frozen_vision_changes_no_other_gradient(results):
+    whole, frozen = results["fp64", "text_beside_pictures"]["gradients"], results["fp64", "frozen_vision"]["gradients"]
+    assert {name for name in whole if name not in frozen} == {name for name in whole if "visual" in name}
+    assert all(torch.equal(frozen[name], whole[name]) for name in frozen)
+
+
+def test_text_alone_gives_the_vision_tower_zero_gradients(results):
+    gradients = results["fp64", "text_only"]["gradients"]
+    assert not any(g.any() for name, g in gradients.items() if "visual" in name)
+
+
+def test_a_batch_without_targets_has_loss_and_gradients_of_exactly_zero(results):
+    result = results["fp64", "nothing_to_learn"]
+    assert result["loss"] == 0
+    assert not any(g.any() for g in result["gradients"].values())
+
+
+def test_every_parameter_has_a_gradient_in_every_case(results):
+    parameters = results["fp64", "all_different"]["gradients"].keys()
+    assert all(results["fp64", case]["gradients"].keys() == parameters for case in [*CASES, "nothing_to_learn"])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_norm_is_bit_equal_on_every_rank(case, results):
+    assert len(set(results["fp64", case]["norms"])) == 1
+
+
+def test_the_norm_is_that_of_the_whole_gradients(results):
+    result = results["fp64", "all_different"]
+    exact = torch.cat([g.flatten() for g in result["gradients"].values()]).norm()
+    # One rounding per addition of the two sums at most, in either order.
+    roundings = sum(g.numel() for g in result["gradients"].values())
+    assert abs(result["norms"][0] - exact) <= roundings * torch.finfo(torch.float64).eps * exact
+
+
+def test_mixed_precision_rounds_where_it_should(results):
+    assert results["dtypes"] == {
+        "vision_cos": "float32",
+        "vision_weight": "bfloat16",
+        "router_weight": "float32",
+        "routing_weight": "float32",
+        "experts_weight": "bfloat16",
+        "correction_bias": "float32",
+        "master": "float32",
+        "gradient": "float32",
+    }

@@ -1,0 +1,120 @@
+"""Run every case of `rank_cases` on this launch's ranks; rank 0 writes what came out.
+
+Usage: fsdp_worker.py TINY_DIR OUT_FILE
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from rank_cases import CASES, NOTHING_TO_LEARN, micro_batch
+from safetensors.torch import load_file
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+from glmv.config.parallel import ParallelConfig
+from glmv.model import Glm4vMoeForConditionalGeneration, ModelConfig
+from glmv.parallel.fsdp import apply_fsdp
+from glmv.parallel.grad_norm import clip_grad_norm
+from glmv.parallel.process import process_group
+from glmv.train.optimizer import freeze
+from glmv.train.step import accumulate_gradients, global_targets
+from spec.layout import stacked
+
+PATTERNS = [
+    "model.visual",
+    "model.visual.blocks.{*}",
+    "model.language_model",
+    "model.language_model.embed_tokens",
+    "model.language_model.layers.{*}",
+    "lm_head",
+]
+POLICIES = {
+    "fp64": {"param_dtype": None, "reduce_dtype": None},
+    "fp32": {"param_dtype": "fp32", "reduce_dtype": "fp32"},
+    "bf16": {"param_dtype": "bf16", "reduce_dtype": "fp32"},
+}
+
+
+def build(directory, policy, process, frozen=()):
+    torch.set_default_dtype(torch.float64 if policy == "fp64" else torch.float32)
+    with torch.device("meta"):
+        model = Glm4vMoeForConditionalGeneration(ModelConfig.from_hf_dir(directory))
+    freeze(model, frozen)
+    plan = {"apply_modules": PATTERNS, "num_to_forward_prefetch": 1, "num_to_backward_prefetch": 1, **POLICIES[policy]}
+    apply_fsdp(model, ParallelConfig(fsdp_plan=plan), process.mesh())
+    model.to_empty(device="cpu")
+    model.reset_buffers()
+    weights = {k: w for f in sorted(directory.glob("*.safetensors")) for k, w in load_file(f).items()}
+    set_model_state_dict(model, stacked(weights), options=StateDictOptions(full_state_dict=True))
+    return model
+
+
+def run(model, names, process):
+    share = len(names) // process.world_size
+    mine = [micro_batch(name) for name in names[process.rank * share :][:share]]
+    choices, hooks = watch_routers(model)
+    model.zero_grad()
+    loss, _ = accumulate_gradients(model, mine, global_targets(mine), process.device)
+    for hook in hooks:
+        hook.remove()
+    gradients = {k: p.grad.full_tensor() for k, p in model.named_parameters() if p.grad is not None}
+    norms = gather(float(clip_grad_norm(model.parameters(), 0.0)))
+    return {"loss": torch.tensor(loss), "gradients": gradients, "norms": norms, "choices": sum(gather(choices), [])}
+
+
+def watch_routers(model):
+    choices, hooks = [], []
+    layers = [n for n, m in model.named_modules() if n.endswith("mlp.gate")]
+    for name in layers:
+
+        def keep(_, __, output, name=name):
+            if name == layers[0]:
+                choices.append({})
+            choices[-1][int(name.split(".")[3])] = output[0]
+
+        hooks.append(model.get_submodule(name).register_forward_hook(keep))
+    return choices, hooks
+
+
+def gather(thing):
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, thing)
+    return everyone
+
+
+def observed_dtypes(model):
+    """What arrives where in a forward pass under mixed precision."""
+    seen = {}
+    block, layer = model.model.visual.blocks[0], model.model.language_model.layers[1]
+    block.register_forward_pre_hook(lambda m, args: seen.update(vision_cos=args[2].dtype))
+    block.attn.qkv.register_forward_pre_hook(lambda m, args: seen.update(vision_weight=m.weight.dtype))
+    layer.mlp.gate.register_forward_pre_hook(lambda m, args: seen.update(router_weight=m.weight.dtype))
+    layer.mlp.gate.register_forward_hook(lambda m, args, out: seen.update(routing_weight=out[1].dtype))
+    layer.mlp.experts.register_forward_pre_hook(lambda m, args: seen.update(experts_weight=m.down_proj.dtype))
+    model(**micro_batch("picture").model_inputs()).sum().backward()
+    seen["master"] = layer.mlp.experts.down_proj.dtype
+    seen["gradient"] = layer.mlp.experts.down_proj.grad.dtype
+    seen["correction_bias"] = layer.mlp.gate.e_score_correction_bias.dtype
+    return {name: str(dtype).removeprefix("torch.") for name, dtype in seen.items()}
+
+
+def main(directory, out):
+    results = {}
+    with process_group("cpu") as process:
+        model = build(directory, "fp64", process)
+        for case, names in CASES.items():
+            results["fp64", case] = run(model, names, process)
+        results["fp64", "nothing_to_learn"] = run(model, NOTHING_TO_LEARN, process)
+        frozen = build(directory, "fp64", process, frozen=["model.visual"])
+        results["fp64", "frozen_vision"] = run(frozen, CASES["text_beside_pictures"], process)
+        for policy in ("fp32", "bf16"):
+            model = build(directory, policy, process)
+            results[policy, "all_different"] = run(model, CASES["all_different"], process)
+        results["dtypes"] = observed_dtypes(model)
+        if process.is_main:
+            torch.save(results, out)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
