@@ -14,6 +14,9 @@ from glmv import __version__
 from glmv.checkpoint.cli import convert_app
 from glmv.errors import GlmvError
 from glmv.tiny.cli import make_tiny_command
+from glmv.train.cli import train_command
+from glmv.verify.cli import verify_command
+from glmv.verify.faults.cli import app as faults_app
 
 app = typer.Typer(
     name="glmv",
@@ -21,6 +24,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("make-tiny")(make_tiny_command)
+app.command("train")(train_command)
+app.command("verify")(verify_command)
+app.add_typer(faults_app, name="faults")
 app.add_typer(convert_app, name="convert")
 
 

@@ -1,7 +1,7 @@
 """One optimizer step's loss and gradients, summed over micro-batches and ranks.
 
-The only divisor stands in the loss: a micro-batch contributes (sum of its cross-entropy) / (valid targets of the whole global
-batch), so that a token weighs the same in whatever micro-batch and on whatever rank it lies. Everything else is a sum.
+The only divisor stands in the loss: a micro-batch contributes (sum of its cross-entropy) / (valid targets of the whole
+global batch), so that a token weighs the same in whatever micro-batch and on whatever rank it lies. All else is a sum.
 """
 # Shapes: B batch, S sequence, V vocab.
 
@@ -75,10 +75,10 @@ def _stop(
     order = [name for name, _ in model.named_parameters()]
     everywhere = sorted({name for names, _ in reports for name in names}, key=order.index)
     lines = [f"step {step}: loss {loss}, gradient norm {grad_norm}; the step was not taken."]
-    lines += [f"Rank {rank} has a non-finite loss on: {', '.join(ids)}." for rank, (_, ids) in enumerate(reports) if ids]
+    lines += [f"Rank {rank}'s loss is not finite, on {', '.join(ids)}." for rank, (_, ids) in enumerate(reports) if ids]
     if everywhere:
         lines.append(f"{len(everywhere)} gradients are not finite, the first is {everywhere[0]}.")
-    lines.append("Look at these samples and at the weights that were loaded; checkpoints of earlier steps are untouched.")
+    lines.append("Look at these samples and at the loaded weights; checkpoints of earlier steps are untouched.")
     raise AgreedError("\n".join(lines), exit_code=1)
 
 

@@ -15,8 +15,8 @@ from spec.numerics import Policy
 from spec.train import contribution
 
 PIXELS = 3 * 2 * 14 * 14
-# A micro-batch is a list of samples, a sample a list of parts: an int is that many text tokens, a pair an image of so many
-# patch rows and columns. Text has labels, except in samples that say how many targets they have.
+# A micro-batch is a list of samples, a sample a list of parts: an int is that many text tokens, a pair an image of so
+# many patch rows and columns. All text has labels, but for samples that TARGETS gives a number of them.
 MICRO_BATCHES = {
     "picture": [[3, (4, 6), 6]],
     "pictures": [[2, (2, 4), (6, 2), 5], [4, (4, 4), 2]],

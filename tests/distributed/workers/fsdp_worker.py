@@ -4,6 +4,7 @@ Usage: fsdp_worker.py TINY_DIR OUT_FILE
 """
 
 import sys
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -60,7 +61,7 @@ def run(model, names, process):
         hook.remove()
     gradients = {k: p.grad.full_tensor() for k, p in model.named_parameters() if p.grad is not None}
     norms = gather(float(clip_grad_norm(model.parameters(), 0.0)))
-    return {"loss": torch.tensor(loss), "gradients": gradients, "norms": norms, "choices": sum(gather(choices), [])}
+    return {"loss": torch.tensor(loss), "gradients": gradients, "norms": norms, "choices": [*chain(*gather(choices))]}
 
 
 def watch_routers(model):

@@ -1,0 +1,88 @@
+"""The model as training needs it: created without memory, sharded, then filled from the checkpoint."""
+
+from pathlib import Path
+
+import torch
+
+from glmv.checkpoint.dcp import read_metadata
+from glmv.checkpoint.paths import ASSETS
+from glmv.checkpoint.training import LoadReport, load_model, resolve_checkpoint
+from glmv.config import Config, ConfigError, torch_dtype
+from glmv.model import Glm4vMoeForConditionalGeneration, ModelConfig
+from glmv.parallel.fsdp import apply_fsdp
+from glmv.parallel.process import Process, on_all_ranks
+from glmv.train.optimizer import freeze
+
+# `flash_attention_2` asks for the device's own fused kernel; torch's SDPA chooses it on the CPU and on CUDA.
+ATTENTION = {"flash_attention_2": "sdpa"}
+
+
+def master_dtype(config: Config) -> torch.dtype:
+    """Dtype of stored weights, gradients and optimizer state: fp32, or float64 where the compute dtype is."""
+    return torch.promote_types(torch.float32, torch_dtype(config.parallel.fsdp_plan.param_dtype) or torch.float32)
+
+
+def checkpoint_to_load(config: Config) -> Path:
+    """The iteration that `training.load` points at.
+
+    Raises:
+        ConfigError: the config names none.   CheckpointError: there is none.
+    """
+    if config.training.load is None:
+        raise ConfigError(
+            "training.load is not set, and glmv never trains from random weights.\n"
+            "Convert a Hugging Face directory with `glmv convert hf-to-dcp` and name the result there."
+        )
+    return resolve_checkpoint(config.training.load)
+
+
+def read_model_config(config: Config) -> ModelConfig:
+    """config.json of `model.model_name_or_path`, a Hugging Face directory or a checkpoint, which carries one."""
+    named = Path(config.model.model_name_or_path)
+    return ModelConfig.from_hf_dir(named if (named / "config.json").is_file() else resolve_checkpoint(named) / ASSETS)
+
+
+def create_model(config: Config, model_config: ModelConfig) -> Glm4vMoeForConditionalGeneration:
+    """The model on the meta device, in its master dtype, with frozen parameters marked.
+
+    Raises:
+        PatternError: a pattern of `model.freeze` matches nothing.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(master_dtype(config))
+    try:
+        with torch.device("meta"):
+            model = Glm4vMoeForConditionalGeneration(
+                model_config,
+                use_grouped_expert_matmul=config.model.use_grouped_expert_matmul,
+                attn_implementation=ATTENTION.get(config.model.attn_implementation, config.model.attn_implementation),
+            )
+    finally:
+        torch.set_default_dtype(before)
+    freeze(model, config.model.freeze)
+    return model
+
+
+def build_model(
+    config: Config, process: Process, directory: Path
+) -> tuple[Glm4vMoeForConditionalGeneration, LoadReport]:
+    """Collective: the sharded model on this rank's device, with the weights of a checkpoint.
+
+    Args:
+        directory: one iteration of a training checkpoint (what `resolve_checkpoint` returns).
+    Raises:
+        AgreedError: a pattern matches nothing, config or checkpoint cannot be read, or the checkpoint's tensors are not
+            the model's, by name.
+    """
+    mesh = process.mesh()
+    with on_all_ranks():
+        model = create_model(config, read_model_config(config))
+        apply_fsdp(model, config.parallel, mesh)
+        # Read here too, so that a rank without the files fails before the others wait for it to load.
+        read_metadata(directory)
+    model.to_empty(device=process.device)
+    # No checkpoint holds the rotary frequencies, and after to_empty they are whatever was in memory.
+    model.reset_buffers()
+    with on_all_ranks():
+        report = load_model(model, directory)
+    return model, report
