@@ -13,7 +13,7 @@ LONG = "a b c d e f g h"
 def two_pictures(talk, picture):
     """A sample with 8 picture tokens in its first turn and 8 in its second, between their brackets."""
     names = [picture("p.png", (112, 56)), picture("q.png", (56, 112))]
-    return [talk("<image>?", "yes", "<image>?", LONG, images=names), talk("q", "short")]
+    return [talk(f"{LONG}<image>?", "yes", "<image>?", LONG, images=names), talk("q", "short")]
 
 
 def spans(sample, template):
@@ -74,7 +74,7 @@ def test_a_sample_without_targets_is_dropped(load, talk):
     samples = load([talk(LONG, "yes"), talk("q", "yes")], cutoff_len=10)
     assert [sample.sample_id for sample in samples] == ["d.json[1]"]
     assert [(each.sample_id, each.reason) for each in samples.dropped] == [
-        ("d.json[0]", "nothing is left to learn in its first 10 of 23 tokens")
+        ("d.json[0]", "nothing is left to learn in its first 10 of 17 tokens")
     ]
 
 

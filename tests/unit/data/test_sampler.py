@@ -34,7 +34,7 @@ def test_without_shuffling_samples_follow_the_file():
 
 
 def test_the_order_is_a_law_of_seed_and_epoch():
-    assert [sampler(5, seed=3).step(i)[0][0] for i in range(10)] == [4, 1, 3, 0, 2, 3, 4, 2, 0, 1]
+    assert [sampler(5, seed=3).step(i)[0][0] for i in range(10)] == [3, 2, 4, 1, 0, 1, 4, 0, 3, 2]
 
 
 def test_seed_and_epoch_are_not_merely_added():
@@ -63,9 +63,8 @@ def test_an_epoch_reads_every_sample_once(num_samples, layout):
     size = micro * accumulation * dp_size
     read = Counter()
     for step in range(num_samples):  # num_samples steps are `size` whole epochs
-        read.update(
-            everyone(step, dp_size, num_samples=num_samples, micro=micro, accumulation=accumulation, drop_last=False)
-        )
+        options = {"num_samples": num_samples, "micro": micro, "accumulation": accumulation, "drop_last": False}
+        read.update(everyone(step, dp_size, **options))
     assert read == dict.fromkeys(range(num_samples), size)
 
 
@@ -97,5 +96,4 @@ def test_a_data_set_smaller_than_one_global_batch_is_told():
 
 
 def test_without_drop_last_a_small_data_set_goes_round():
-    assert sorted(everyone(0, 2, num_samples=3, accumulation=2, drop_last=False))[:3] != [0, 0, 0]
     assert set(everyone(0, 2, num_samples=3, accumulation=2, drop_last=False)) == {0, 1, 2}
