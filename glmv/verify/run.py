@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,7 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import glmv
-from glmv.checkpoint.convert import dcp_to_hf, hf_to_dcp
+from glmv.checkpoint.dcp_to_hf import dcp_to_hf
+from glmv.checkpoint.hf_to_dcp import hf_to_dcp
 from glmv.config import Config as TrainConfig
 from glmv.config import load_config
 from glmv.errors import GlmvError
@@ -30,6 +32,7 @@ from spec.optimizer import Hyper, Schedule
 
 POLICIES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 PICTURES = Path(glmv.__file__).parents[1] / "examples" / "pictures"
+MARKER = ".glmv-verify"
 # A training run of the tiny model takes seconds; this ends one that hangs.
 TIMEOUT_S = 600.0
 
@@ -88,6 +91,7 @@ def verify(options: Options, console: Console) -> Result:
         GlmvError: a stage could not run (a rank died, the pictures are missing); a miss is not an error but a result.
     """
     began = time.monotonic()
+    prepare(options.out)
     result = Result(options)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console) as progress:
@@ -101,6 +105,21 @@ def verify(options: Options, console: Console) -> Result:
             result.policies.append(_verify_policy(policy, options, progress))
     result.seconds = time.monotonic() - began
     return result
+
+
+def prepare(out: Path) -> None:
+    """An empty directory for this run; what an earlier run left there is removed.
+
+    Raises:
+        GlmvError: the directory holds something else.
+    """
+    marker = out / MARKER
+    if marker.exists():
+        shutil.rmtree(out)
+    elif out.exists() and any(out.iterdir()):
+        raise GlmvError(f"{out} is not empty, and no earlier `glmv verify` wrote it. Choose another --out.")
+    out.mkdir(parents=True, exist_ok=True)
+    marker.touch()
 
 
 def _verify_policy(policy: str, options: Options, progress: Progress) -> PolicyResult:
