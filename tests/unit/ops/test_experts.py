@@ -5,7 +5,7 @@ import torch
 from expert_cases import EXPERTS, HIDDEN, INNER, ROUTINGS, make_case, poison
 
 from glmv.ops import registry
-from glmv.ops.experts import experts, grouped_experts, looped_experts
+from glmv.ops.experts import combine, experts, grouped_experts, looped_experts
 
 FLOAT64, FP32, BF16 = torch.float64, torch.float32, torch.bfloat16
 WAYS = {
@@ -83,11 +83,17 @@ def test_an_expanded_gradient_counts_like_a_dense_one(way):
         assert value.equal(expanded[name]), name
 
 
-def test_fp32_routing_weights_are_not_rounded_to_bf16(judge):
+def test_routing_weights_are_not_rounded_to_bf16():
     case = make_case("all_experts")
-    rounded = case.machine(BF16, grouped=True)["output"]
-    case.top_k_weight_TK = case.top_k_weight_TK * (1 + 2**-7)  # half of it is lost in bf16
-    assert not case.machine(BF16, grouped=True)["output"].equal(rounded)
+    case.top_k_weight_TK = case.top_k_weight_TK.bfloat16().double()
+    before = case.machine(BF16, grouped=True)["output"]
+    case.top_k_weight_TK = case.top_k_weight_TK * (1 + 2**-10)  # bf16 would round this away exactly
+    assert not case.machine(BF16, grouped=True)["output"].equal(before)
+
+
+def test_the_sum_over_experts_is_rounded_once():
+    outputs_RH = torch.tensor([[256.0], [1.0], [1.0], [1.0]], dtype=BF16)
+    assert combine(outputs_RH, torch.ones(1, 4)).item() == 260  # one by one in bf16: 256
 
 
 def chosen(case, dtype, **options):
