@@ -6,8 +6,6 @@ state is never read.
 
 from __future__ import annotations
 
-import os
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,12 +14,12 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from glmv.checkpoint.dcp import TensorReader, read_metadata
-from glmv.checkpoint.errors import CheckpointError, some
+from glmv.checkpoint.errors import CheckpointError, some, system_errors_told
 from glmv.checkpoint.hf import side_files, write_index
 from glmv.checkpoint.hub_names import hub_tensors
 from glmv.checkpoint.layout import expert_slot, split, stacked_shape
 from glmv.checkpoint.manifest import DTYPES, Manifest, TensorRecord, read_manifest
-from glmv.checkpoint.paths import ASSETS, CARRIED, resolve_checkpoint
+from glmv.checkpoint.paths import ASSETS, CARRIED, copy_files, replacing, resolve_checkpoint
 from glmv.checkpoint.report import Counter, Progress, Report, carried_notice, environment_notices
 from glmv.checkpoint.safetensors_file import Entry, file_order, read_header, read_tensor, write_file
 from glmv.model.config import ModelConfig
@@ -57,18 +55,14 @@ def dcp_to_hf(
     _check_tensors(directory, manifest, metadata)
     assets = _assets(directory, hf_dir, manifest)
 
-    temporary = target.with_name(f".{target.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
     counter = Counter(sum(record.nbytes for record in manifest.tensors.values()), progress)
     source = _Source(directory, manifest, metadata)
-    for file_name, records in _files(manifest).items():
-        shapes = {name: (record.dtype, record.shape) for name, record in records.items()}
-        write_file(temporary / file_name, shapes, _counted(source, file_order(shapes), counter))
-    write_index(temporary, manifest.tensors, counter.done)
-    for path in assets:
-        shutil.copyfile(path, temporary / path.name)
-    os.replace(temporary, target)
+    with system_errors_told(), replacing(target) as temporary:
+        for file_name, records in _files(manifest).items():
+            shapes = {name: (record.dtype, record.shape) for name, record in records.items()}
+            write_file(temporary / file_name, shapes, _counted(source, file_order(shapes), counter))
+        write_index(temporary, manifest.tensors, counter.done)
+        copy_files(assets, temporary)
     notices = (*environment_notices(), *carried_notice(manifest.carried))
     return Report(target, len(manifest.tensors), counter.done, time.perf_counter() - began, notices)
 

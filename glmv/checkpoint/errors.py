@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import contextlib
+from collections.abc import Collection, Iterator
 
 from glmv.errors import GlmvError
 
@@ -16,3 +17,13 @@ def some(names: Collection[str], shown: int = 3) -> str:
     listed = sorted(names)
     rest = len(listed) - shown
     return ", ".join(listed[:shown]) + (f" and {rest} more" if rest > 0 else "")
+
+
+@contextlib.contextmanager
+def system_errors_told() -> Iterator[None]:
+    """Turn the system's refusals (no space, no rights) into a CheckpointError."""
+    try:
+        yield
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        raise CheckpointError(f"{where}{error.strerror or error}. Check space and rights.") from None

@@ -77,7 +77,7 @@ class HfDirectory:
 def _weight_map(index: Path) -> dict[str, str]:
     try:
         weight_map = json.loads(index.read_bytes())["weight_map"]
-        valid = all(isinstance(name, str) and Path(name).name == name for name in weight_map.values())
+        valid = all(Path(name).name == name and name.endswith(".safetensors") for name in weight_map.values())
     except (ValueError, KeyError, TypeError, AttributeError):
         valid = False
     if not valid or not weight_map:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -14,12 +13,12 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.planner import WriteItem
 
 from glmv.checkpoint.dcp import alone_is_fine, first_failure
-from glmv.checkpoint.errors import CheckpointError, some
+from glmv.checkpoint.errors import CheckpointError, some, system_errors_told
 from glmv.checkpoint.hf import INDEX, HfDirectory, sha256, side_files
 from glmv.checkpoint.hub_names import hub_tensors
 from glmv.checkpoint.layout import EXPERT_LAYOUT, expert_slot, stack, stacked_shape
 from glmv.checkpoint.manifest import DTYPES, FORMAT, Manifest, Source, TensorRecord
-from glmv.checkpoint.paths import ASSETS, CARRIED, RELEASE, TRACKER, write_tracker
+from glmv.checkpoint.paths import ASSETS, CARRIED, RELEASE, TRACKER, copy_files, replacing, write_tracker
 from glmv.checkpoint.report import Counter, Progress, Report, carried_notice, environment_notices
 from glmv.checkpoint.safetensors_file import file_order, write_file
 from glmv.model.config import ModelConfig
@@ -48,17 +47,12 @@ def hf_to_dcp(
     _check_unused(root)
     hub = HfDirectory(hf_dir)
     manifest = _describe(hub, dcp_prefix, hf_prefix)
-    temporary = root / f".{RELEASE}.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
     counter = Counter(sum(record.nbytes for record in manifest.tensors.values()), progress)
-    _write_model(temporary, hub, manifest, counter)
-    _write_carried(temporary, hub, manifest, counter)
-    (temporary / ASSETS).mkdir()
-    for path in side_files(hub.directory):
-        shutil.copyfile(path, temporary / ASSETS / path.name)
-    manifest.write(temporary)
-    temporary.rename(root / RELEASE)
+    with system_errors_told(), replacing(root / RELEASE) as temporary:
+        _write_model(temporary, hub, manifest, counter)
+        _write_carried(temporary, hub, manifest, counter)
+        copy_files(side_files(hub.directory), temporary / ASSETS)
+        manifest.write(temporary)
     write_tracker(root, RELEASE)
     notices = (*environment_notices(), *carried_notice(manifest.carried))
     return Report(root / RELEASE, len(manifest.tensors), counter.total, time.perf_counter() - began, notices)
@@ -78,7 +72,7 @@ def _describe(hub: HfDirectory, dcp_prefix: str, hf_prefix: str) -> Manifest:
     expected = {tensor.name: tensor.shape for tensor in hub_tensors(ModelConfig.from_hf_dir(hub.directory))}
     _check_complete(hub.directory, expected, records)
     index = hub.directory / INDEX
-    manifest = Manifest(
+    return Manifest(
         format=FORMAT,
         expert_layout=EXPERT_LAYOUT,
         iteration=0,
@@ -92,8 +86,6 @@ def _describe(hub: HfDirectory, dcp_prefix: str, hf_prefix: str) -> Manifest:
         tensors={name: records[name] for name in [*expected, *sorted(records.keys() - expected.keys())]},
         carried=sorted(records.keys() - expected.keys()),
     )
-    _check_keys(manifest)
-    return manifest
 
 
 def _check_complete(
@@ -113,17 +105,6 @@ def _check_complete(
             raise CheckpointError(
                 f"{directory / records[name].file}: {name} has shape {records[name].shape}, "
                 f"config.json asks for {shape}. Mend config.json, or download the directory again."
-            )
-
-
-def _check_keys(manifest: Manifest) -> None:
-    """Two hub tensors must not fall on one key once the prefix is off."""
-    names: dict[str, str] = {}
-    for name in manifest.model_tensors():
-        if expert_slot(name) is None and names.setdefault(manifest.dcp_key(name), name) != name:
-            raise CheckpointError(
-                f"--hf-prefix {manifest.hf_prefix!r}: {name} and {names[manifest.dcp_key(name)]} get the same name "
-                "without it. Leave --hf-prefix empty."
             )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
+from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt, ValidationError
 
 from glmv.checkpoint.errors import CheckpointError
 from glmv.checkpoint.layout import EXPERT_LAYOUT, stored_key
@@ -38,9 +39,10 @@ class _Strict(BaseModel):
 class TensorRecord(_Strict):
     """One tensor of the Hugging Face directory that this checkpoint came from and will be exported to."""
 
-    dtype: str
-    shape: tuple[int, ...]
-    file: str
+    dtype: Literal[*DTYPES]  # type: ignore[valid-type]
+    shape: tuple[NonNegativeInt, ...]
+    # A plain name: an export writes this file.
+    file: str = Field(pattern=r"^[^/\\]+\.safetensors$")
 
     @property
     def nbytes(self) -> int:

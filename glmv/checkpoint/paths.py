@@ -6,6 +6,10 @@ release/  iter_0000100/  ...            DCP files, glmv.json and, for the export
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from glmv.checkpoint.errors import CheckpointError, some
@@ -20,6 +24,26 @@ CARRIED = "carried.safetensors"
 def iteration_name(iteration: int) -> str:
     """Directory name of a training iteration."""
     return f"iter_{iteration:07d}"
+
+
+@contextlib.contextmanager
+def replacing(final: Path) -> Iterator[Path]:
+    """Give a new directory to fill; it gets its final name if nothing fails, and is removed otherwise."""
+    temporary = final.with_name(f".{final.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        os.replace(temporary, final)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def copy_files(files: Iterable[Path], directory: Path) -> None:
+    """Copy files into a directory, which is made if necessary."""
+    directory.mkdir(exist_ok=True)
+    for path in files:
+        shutil.copyfile(path, directory / path.name)
 
 
 def write_tracker(root: Path, content: str) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from glmv.checkpoint.errors import some
+
 # Called with (bytes done so far, bytes in all).
 Progress = Callable[[int, int], None]
 
@@ -46,4 +48,4 @@ def carried_notice(carried: list[str]) -> list[str]:
     """Say which tensors the model has no place for."""
     if not carried:
         return []
-    return [f"{len(carried)} tensor(s) that the model has no place for are carried along ({carried[0]}, ...)."]
+    return [f"{len(carried)} tensor(s) that the model has no place for are carried along: {some(carried)}."]

@@ -34,6 +34,7 @@ def make_tiny(
     *,
     seed: int = 0,
     config_overrides: Mapping[str, Any] | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
     force: bool = False,
 ) -> Path:
     """Write a complete Hugging Face directory: config, weights in shards, tokenizer, processors, chat template.
@@ -42,6 +43,7 @@ def make_tiny(
         directory: made if it doesn't exist. One that holds other things than an earlier `make_tiny` is refused.
         seed: of the weights; tokenizer and configs don't depend on it.
         config_overrides: fields of config.json to replace, nested as there.
+        max_shard_bytes: a shard is closed before it grows beyond this.
         force: write into a directory of other things too, and remove its safetensors files.
     Returns:
         The directory.
@@ -52,7 +54,7 @@ def make_tiny(
     replaceable = _replaceable(target, force)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as scratch:
-        names = _write_all(Path(scratch), seed, config_overrides)
+        names = _write_all(Path(scratch), seed, config_overrides, max_shard_bytes)
         for name in replaceable:
             (target / name).unlink(missing_ok=True)
         target.mkdir(exist_ok=True)
@@ -79,13 +81,13 @@ def _replaceable(target: Path, force: bool) -> list[str]:
     return [name for name in present if name in ours or name.endswith(".safetensors")]
 
 
-def _write_all(directory: Path, seed: int, overrides: Mapping[str, Any] | None) -> list[str]:
+def _write_all(directory: Path, seed: int, overrides: Mapping[str, Any] | None, max_shard_bytes: int) -> list[str]:
     tokenizer = train_tokenizer()
     config = tiny_config.hub_config(special_token_ids(tokenizer), overrides)
     architecture = ModelConfig.from_hf(config, source="the tiny model's config.json")
     _write_json(directory / "config.json", config)
     _write_side_files(directory, tokenizer)
-    _write_weights(directory, hub_tensors(architecture), seed)
+    _write_weights(directory, hub_tensors(architecture), seed, max_shard_bytes)
     names = sorted([path.name for path in directory.iterdir()] + [MARKER])
     _write_json(directory / MARKER, {"seed": seed, "files": names})
     return names
@@ -102,13 +104,13 @@ def _write_side_files(directory: Path, tokenizer: Tokenizer) -> None:
         shutil.copyfile(template, directory / "chat_template.jinja")
 
 
-def _write_weights(directory: Path, tensors: list[HubTensor], seed: int) -> None:
+def _write_weights(directory: Path, tensors: list[HubTensor], seed: int, max_shard_bytes: int) -> None:
     """Write safetensors shards and their index with the safetensors library."""
     shards: list[dict[str, Any]] = [{}]
     used, total = 0, 0
     for tensor in tensors:
         value = draw(tensor, seed)
-        if shards[-1] and used + value.nbytes > MAX_SHARD_BYTES:
+        if shards[-1] and used + value.nbytes > max_shard_bytes:
             shards.append({})
             used = 0
         shards[-1][tensor.name] = value
