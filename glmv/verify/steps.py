@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from glmv.verify.explain import explain, holding_rank
 from glmv.verify.judge import Finding, Noise, compare
-from glmv.verify.routing import judge_choice, score_noise
+from glmv.verify.routing import RoutingNoise, judge_margins, judge_share, margins
 from glmv.verify.trace import MicroBatch, Trace, TracedStep
 from glmv.verify.updates import judge_update
 from spec.config import Config
@@ -59,6 +58,7 @@ class _Truth:
     loss: Tensor
     gradients: dict[str, Tensor]
     routing: list[dict[int, Routing]]
+    score_noise: list[dict[int, float]] = field(default_factory=list)
 
 
 class RunJudge:
@@ -67,7 +67,7 @@ class RunJudge:
     def __init__(self, trace: Trace, recipe: Recipe, progress: Callable[[], None] = lambda: None) -> None:
         self.trace, self.recipe, self.progress = trace, recipe, progress
         self.noise, self.loss_noise = Noise(), Noise()
-        self.score_squares: dict[int, list[float]] = defaultdict(list)
+        self.routing_noise = RoutingNoise()
 
     def run(self) -> list[StepVerdict]:
         """Verdicts of all recorded steps, in order."""
@@ -79,11 +79,10 @@ class RunJudge:
         draw = _sum(self._contributions(step, Policy(self.recipe.dtype, draw=step.number)))
         self.noise.add(truth.gradients, draw.gradients)
         self.loss_noise.add({"loss": truth.loss}, {"loss": draw.loss})
-        for micro, said, drawn in zip(step.micro_batches, truth.routing, draw.routing, strict=True):
-            for layer, error in score_noise(said, drawn, _real(micro)).items():
-                self.score_squares[layer].append(error**2)
+        routing = zip(step.micro_batches, truth.routing, draw.routing, strict=True)
+        own = [self.routing_noise.add(said, drawn, _real(micro)) for micro, said, drawn in routing]
         self.progress()
-        return truth
+        return replace(truth, score_noise=own)
 
     def _contributions(self, step: TracedStep, policy: Policy) -> Iterator[Contribution]:
         targets = sum(count_targets(_labels(micro)) for micro in step.micro_batches)
@@ -95,14 +94,10 @@ class RunJudge:
     def _judge(self, step: TracedStep, truth: _Truth) -> StepVerdict:
         dtype = self.recipe.dtype
         reported = float(step.metrics["loss"])
-        loss = compare({"loss": torch.tensor(reported)}, {"loss": truth.loss}, self.loss_noise, dtype)[:1]
+        wide = torch.promote_types(dtype, torch.float32)
+        loss = compare({"loss": torch.tensor(reported)}, {"loss": truth.loss}, self.loss_noise, wide)[:1]
         gradients = compare(step.gradients, truth.gradients, self.noise, dtype)
-        noise = {layer: math.sqrt(sum(squares) / len(squares)) for layer, squares in self.score_squares.items()}
-        routing = [
-            replace(finding, where=f"rank {micro.rank} {finding.where}")
-            for micro, said in zip(step.micro_batches, truth.routing, strict=True)
-            for finding in judge_choice(micro.experts, said, noise, _real(micro), dtype)
-        ]
+        routing = list(self._routing(step, truth))
         shapes = {name: t.shape for name, t in step.before.items()}
         findings = {"loss": loss, "gradients": gradients, "routing": routing, "weights": list(self._update(step))}
         ordered = {
@@ -112,6 +107,18 @@ class RunJudge:
         verdict = StepVerdict(step.number, ordered, reported, float(truth.loss))
         self.progress()
         return replace(verdict, explanation=self._explain(step, truth)) if gradients[0].used > 1 else verdict
+
+    def _routing(self, step: TracedStep, truth: _Truth) -> Iterator[Finding]:
+        flips: dict[int, int] = defaultdict(int)
+        tokens: dict[int, int] = defaultdict(int)
+        for micro, said, own in zip(step.micro_batches, truth.routing, truth.score_noise, strict=True):
+            real = _real(micro)
+            found = judge_margins(micro.experts, said, own, self.routing_noise, real, self.recipe.dtype)
+            yield from (replace(finding, where=f"rank {micro.rank} {finding.where}") for finding in found)
+            for layer, routing in said.items():
+                flips[layer] += int((margins(routing, micro.experts[layer], real) > 0).sum())
+                tokens[layer] += int(real.sum())
+        yield from (judge_share(layer, flips[layer], tokens[layer], self.routing_noise) for layer in flips)
 
     def _located(self, finding: Finding, shapes: Mapping[str, torch.Size]) -> Finding:
         rank = holding_rank(finding.name, finding.where, shapes, self.recipe.world_size)

@@ -37,7 +37,7 @@ def judge_update(
     norm = grad_norm(wide)
     eps = torch.finfo(torch.float32).eps
     yield Finding("gradient norm", "relative", abs(reported_norm - float(norm)) / float(norm), NORM_ULPS * eps)
-    clipped = clip(wide, norm, hyper.clip_grad)
+    clipped = clip(wide, torch.tensor(reported_norm, dtype=torch.float64), hyper.clip_grad)
     past = State(state.step, *({n: t.double() for n, t in m.items()} for m in (state.exp_avg, state.exp_avg_sq)))
     weights = {name: before[name].double() for name in gradients}
     new, memory = adamw(weights, clipped, past, hyper)

@@ -1,48 +1,68 @@
 """An expert choice may differ only where scores are closer than their noise."""
 
+import dataclasses
+
 import torch
 
-from glmv.verify.routing import judge_choice
+from glmv.verify.routing import RoutingNoise, judge_margins, judge_share
 from spec.router import Routing
 
-SCORES = torch.tensor([[0.1, 0.5, 0.9, 0.3]] * 300, dtype=torch.float64)
-TRUTH = {1: Routing(torch.tensor([[2, 1]] * 300), torch.ones(300, 2), SCORES)}
-REAL = torch.ones(300, dtype=torch.bool)
+TOKENS = 300
+TRUTH = Routing(
+    top_k_index_TK=torch.tensor([[2, 1]] * TOKENS),
+    top_k_weight_TK=torch.ones(TOKENS, 2),
+    choice_TE=torch.tensor([[0.1, 0.5, 0.9, 0.3]] * TOKENS, dtype=torch.float64),
+)
+REAL = torch.ones(TOKENS, dtype=torch.bool)
+ERROR = 1e-3
 
 
-def used(choice, scores=SCORES, dtype=torch.float32, noise=1e-7):
-    truth = {1: Routing(TRUTH[1].top_k_index_TK, TRUTH[1].top_k_weight_TK, scores)}
-    return max(f.used for f in judge_choice({1: choice}, truth, {1: noise}, REAL, dtype))
+def noise():
+    found = RoutingNoise()
+    moved = TRUTH.choice_TE + ERROR * torch.randn(TOKENS, 4, generator=torch.Generator().manual_seed(0))
+    found.add({1: TRUTH}, {1: dataclasses.replace(TRUTH, choice_TE=moved)}, REAL)
+    return found
+
+
+def used(choice, truth=TRUTH, real=REAL):
+    return next(judge_margins({1: choice}, {1: truth}, {1: ERROR}, noise(), real, torch.float32)).used
+
+
+def choose(token, experts):
+    choice = TRUTH.top_k_index_TK.clone()
+    choice[token] = torch.tensor(experts)
+    return choice
 
 
 def test_the_same_set_in_another_order_is_the_same_choice():
-    assert used(torch.tensor([[1, 2]] * 300)) == 0
+    assert used(TRUTH.top_k_index_TK.flip(-1)) == 0
 
 
 def test_another_expert_is_seen():
-    choice = torch.tensor([[2, 1]] * 300)
-    choice[7] = torch.tensor([2, 3])
-    assert used(choice) > 1000
+    assert used(choose(7, [2, 3])) > 10
 
 
-def test_a_near_tie_may_fall_either_way_but_not_often():
-    scores, choice = SCORES.clone(), torch.tensor([[2, 1]] * 300)
-    scores[:, 3] = 0.5 - 1e-7
-    choice[7] = torch.tensor([2, 3])
-    assert used(choice, scores) <= 1
-    choice[:100] = torch.tensor([2, 3])
-    assert used(choice, scores) > 1
+def test_a_near_tie_may_fall_either_way():
+    tied = TRUTH.choice_TE.clone()
+    tied[7, 3] = 0.5 - ERROR
+    assert 0 < used(choose(7, [2, 3]), dataclasses.replace(TRUTH, choice_TE=tied)) < 1
 
 
 def test_an_expert_chosen_twice_is_seen():
-    choice = torch.tensor([[2, 1]] * 300)
-    choice[0] = torch.tensor([2, 2])
-    assert used(choice) > 1
+    assert used(choose(0, [2, 2])) == float("inf")
 
 
 def test_padding_is_not_judged():
-    choice = torch.tensor([[2, 1]] * 300)
-    choice[5] = torch.tensor([0, 3])
     real = REAL.clone()
     real[5] = False
-    assert all(f.used <= 1 for f in judge_choice({1: choice}, TRUTH, {1: 1e-7}, real, torch.float32))
+    assert used(choose(5, [0, 3]), real=real) == 0
+
+
+def test_one_token_may_differ_but_not_many():
+    assert judge_share(1, flips=1, tokens=TOKENS, noise=noise()).used == 1
+    assert judge_share(1, flips=20, tokens=TOKENS, noise=noise()).used > 10
+
+
+def test_noise_is_measured_on_real_tokens():
+    assert ERROR / 2 < noise().level(1) < ERROR * 2
+    assert noise().share(1) == 0
