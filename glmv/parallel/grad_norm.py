@@ -78,11 +78,12 @@ def clip_grad_norm(
         parameters: as for `total_norm`.   max_norm: 0 only measures.
         foreach: scale with multi-tensor kernels; the result is the same.
     Returns:
-        The norm before clipping, a 0-d tensor. It is not checked: a caller that finds it non-finite must not step.
+        The norm before clipping, a 0-d tensor. A caller that finds it non-finite must not step; the gradients are then
+        as they were, so that the bad ones can be found.
     """
     parameters = list(parameters)
     norm = total_norm(parameters, norm_type)
-    if max_norm > 0:
+    if max_norm > 0 and norm.isfinite():
         coefficient = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for group in _group([parameter.grad for parameter in parameters if parameter.grad is not None]):
             if foreach:

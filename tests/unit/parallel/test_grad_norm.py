@@ -60,6 +60,12 @@ def test_a_single_bad_value_makes_the_norm_non_finite(bad, norm_type):
     assert not total_norm(parameters([1.0, bad], [2.0]), norm_type).isfinite()
 
 
+def test_a_bad_norm_leaves_the_other_gradients_as_they_are():
+    made = parameters([1.0, math.nan], [2.0, 3.0])
+    assert clip_grad_norm(made, 0.5).isnan()
+    assert made[1].grad.tolist() == [2.0, 3.0]
+
+
 def test_bf16_gradients_are_measured_in_fp32():
     norm = total_norm(parameters([1.0] * 1024, dtype=torch.bfloat16))
     assert norm.dtype == torch.float32
