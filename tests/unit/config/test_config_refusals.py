@@ -25,6 +25,12 @@ UNKNOWN = {
         "data.dataset_param.basic_parameters.cut_off_len = 1024 is not a known key.\n"
         "Did you mean data.dataset_param.basic_parameters.cutoff_len?",
     ),
+    "same_name_in_many_sections": (
+        "  recompute_plan:\n    apply_modules:",
+        "  recompute_plan:\n    apply_moduls:",
+        "features.recompute_plan.apply_moduls (a list) is not a known key.\n"
+        "Did you mean features.recompute_plan.apply_modules?",
+    ),
     "stranger": (
         "    router_aux_loss_coef: 0.0",
         "    zzz: 1",

@@ -53,9 +53,13 @@ def test_overrides_are_yaml_and_the_last_one_holds(published):
     assert config.model.freeze == ["model.visual", "lm_head"]
 
 
-def test_an_override_of_an_alias_leaves_the_anchor(changed):
-    config = load_config(changed(), ["training.load=./other"])
-    assert config.model.model_name_or_path == "./ckpt/mm_path/GLM-4.5V"
+def test_an_override_in_an_alias_leaves_the_anchor(changed):
+    plans = "  recompute_plan: &PLAN {apply_modules: [a]}\n  activation_offload_plan: *PLAN\n"
+    text = changed().read_text()
+    begin, end = text.index("  recompute_plan:"), text.index("  enable_ep_balance:")
+    features = load_config(changed(text[begin:end], plans), ["features.recompute_plan.apply_modules=[b]"]).features
+    assert features.recompute_plan.apply_modules == ["b"]
+    assert features.activation_offload_plan.apply_modules == ["a"]
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path, published):
