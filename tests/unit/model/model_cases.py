@@ -70,11 +70,13 @@ class Tiny:
         self.law_config = Config.from_hf(json.loads((directory / "config.json").read_text()))
         self.config = ModelConfig.from_hf_dir(directory)
 
-    def model(self, dtype: torch.dtype, **options: object) -> Glm4vMoeForConditionalGeneration:
+    def model(
+        self, dtype: torch.dtype, device: torch.device | str = "cpu", **options: object
+    ) -> Glm4vMoeForConditionalGeneration:
         """A machine in `dtype` with the checkpoint's weights."""
         model = Glm4vMoeForConditionalGeneration(self.config, **options)
         model.load_state_dict(layout.stacked(self.weights))
-        return model.to(dtype)
+        return model.to(dtype).to(device)
 
     def law(self, batch: Batch, pinned: dict[int, Tensor]) -> Callable[[Policy], dict[str, Tensor]]:
         """Logits of real tokens, summed loss and every gradient."""
@@ -93,13 +95,14 @@ class Tiny:
 
 def run(model: Glm4vMoeForConditionalGeneration, batch: Batch) -> Tensor:
     """The machine's logits [B, S, V]."""
-    pixels = batch.pixel_values
+    on = {name: None if t is None else t.to(model.lm_head.weight.device) for name, t in vars(batch).items()}
+    pixels = on["pixel_values"]
     return model(
-        batch.input_ids,
-        attention_mask_BS=batch.attention_mask,
-        mm_token_type_ids_BS=batch.mm_token_type_ids,
+        on["input_ids"],
+        attention_mask_BS=on["attention_mask"],
+        mm_token_type_ids_BS=on["mm_token_type_ids"],
         pixel_values_NP=None if pixels is None else pixels.to(model.lm_head.weight.dtype),
-        image_grid_thw=batch.image_grid_thw,
+        image_grid_thw=on["image_grid_thw"],
     )
 
 
@@ -107,17 +110,17 @@ def answers(model: Glm4vMoeForConditionalGeneration, batch: Batch) -> tuple[dict
     """What the law is asked for, and the expert choices [T, K] by layer."""
     chosen: dict[int, Tensor] = {}
     hooks = [
-        layer.mlp.gate.register_forward_hook(lambda _, __, out, index=index: chosen.update({index: out[0]}))
+        layer.mlp.gate.register_forward_hook(lambda _, __, out, index=index: chosen.update({index: out[0].cpu()}))
         for index, layer in enumerate(model.model.language_model.layers)
         if hasattr(layer.mlp, "gate")
     ]
     model.zero_grad()
     logits = run(model, batch)
-    loss = token_cross_entropy(logits, batch.labels)
+    loss = token_cross_entropy(logits, batch.labels.to(logits.device))
     loss.backward()
     for hook in hooks:
         hook.remove()
-    return {"logits": logits[batch.attention_mask.bool()], "loss": loss, **gradients(model)}, chosen
+    return {"logits": logits.cpu()[batch.attention_mask.bool()], "loss": loss, **gradients(model)}, chosen
 
 
 def gradients(model: Glm4vMoeForConditionalGeneration) -> dict[str, Tensor]:

@@ -14,9 +14,9 @@ EAGER = {"attn_implementation": "eager"}
 
 
 @pytest.mark.parametrize("case", SAMPLES)
-def test_float64(case, tiny, judge):
+def test_float64(case, tiny, device, judge):
     batch = make_batch(case)
-    said, chosen = answers(tiny.model(torch.float64), batch)
+    said, chosen = answers(tiny.model(torch.float64, device), batch)
     judge(said, tiny.law(batch, chosen), torch.float64)
 
 
@@ -31,10 +31,10 @@ ROUNDED = {
 
 
 @pytest.mark.parametrize("name", ROUNDED)
-def test_rounded(name, tiny, judge):
+def test_rounded(name, tiny, device, judge):
     case, dtype, options = ROUNDED[name]
     batch = make_batch(case)
-    said, chosen = answers(tiny.model(dtype, **options), batch)
+    said, chosen = answers(tiny.model(dtype, device, **options), batch)
     judge(said, tiny.law(batch, chosen), dtype)
 
 
@@ -44,10 +44,11 @@ def test_group_limited_unnormalised_scaled_routing(tiny_groups, judge):
     judge(said, tiny_groups.law(batch, chosen), torch.float64)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, FP32], ids=["float64", "fp32"])
 @pytest.mark.parametrize("case", SAMPLES)
-def test_experts_chosen(case, tiny):
+def test_experts_chosen(case, dtype, tiny, device):
     batch = make_batch(case)
-    _, chosen = answers(tiny.model(torch.float64), batch)
+    _, chosen = answers(tiny.model(dtype, device), batch)
     routing = forward(tiny.weights, tiny.law_config, batch, Policy()).routing
     assert chosen.keys() == routing.keys()
     for layer, index_TK in chosen.items():

@@ -41,12 +41,14 @@ class Case:
     down_EIH: Tensor
     grad_TH: Tensor
 
-    def machine(self, dtype: torch.dtype, *, grouped: bool, run: Callable[..., Tensor] = experts) -> dict[str, Tensor]:
+    def machine(
+        self, dtype: torch.dtype, device: torch.device, *, grouped: bool, run: Callable[..., Tensor] = experts
+    ) -> dict[str, Tensor]:
         """Output and gradients of the machine; routing weights in fp32 or wider."""
-        hidden, gate_up, down = (leaf(x, dtype) for x in (self.hidden_TH, self.gate_up_EHF, self.down_EIH))
-        weight = leaf(self.top_k_weight_TK, torch.promote_types(dtype, torch.float32))
-        output = run(hidden, self.top_k_index_TK, weight, gate_up, down, grouped=grouped)
-        output.backward(self.grad_TH.to(dtype))
+        hidden, gate_up, down = (leaf(x, dtype, device) for x in (self.hidden_TH, self.gate_up_EHF, self.down_EIH))
+        weight = leaf(self.top_k_weight_TK, torch.promote_types(dtype, torch.float32), device)
+        output = run(hidden, self.top_k_index_TK.to(device), weight, gate_up, down, grouped=grouped)
+        output.backward(self.grad_TH.to(dtype).to(device))
         stacked = {"mlp.experts.gate_up_proj": gate_up.grad, "mlp.experts.down_proj": down.grad}
         named = {"output": output.detach(), "hidden": hidden.grad, "top_k_weight": weight.grad}
         return named | layout.per_expert(stacked)
@@ -79,8 +81,13 @@ def make_case(routing: str, seed: int = 7) -> Case:
     )
 
 
-def poison() -> None:
+def poison(device: torch.device) -> None:
     """Leave NaN in the memory that the next tensors of these sizes will be given."""
     sizes = [EXPERTS * HIDDEN * 2 * INNER, EXPERTS * INNER * HIDDEN, *(n * HIDDEN for n in range(1, 15))]
-    held = [torch.full((size,), float("nan"), dtype=dtype) for size in sizes for dtype in DTYPES for _ in range(4)]
+    held = [
+        torch.full((size,), float("nan"), dtype=dtype, device=device)
+        for size in sizes
+        for dtype in DTYPES
+        for _ in range(4)
+    ]
     del held

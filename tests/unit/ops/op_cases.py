@@ -11,6 +11,6 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16().double()
 
 
-def leaf(x: Tensor, dtype: torch.dtype) -> Tensor:
+def leaf(x: Tensor, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
     """A copy of `x` in `dtype` that collects a gradient."""
-    return x.detach().clone().to(dtype).requires_grad_()
+    return x.detach().clone().to(dtype).to(device).requires_grad_()

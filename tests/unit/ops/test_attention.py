@@ -44,12 +44,12 @@ def law(mask):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize("name", MASKS)
-def test_causal_attention(name, implementation, dtype, judge):
+def test_causal_attention(name, implementation, dtype, device, judge):
     mask = None if MASKS[name] is None else torch.tensor(MASKS[name]).bool()
-    leaves = [leaf(states, dtype) for states in (QUERY, KEY, VALUE)]
-    seen = None if mask is None else causal_mask(mask)
+    leaves = [leaf(states, dtype, device) for states in (QUERY, KEY, VALUE)]
+    seen = None if mask is None else causal_mask(mask.to(device))
     output = attention(*leaves, seen, implementation=implementation, causal=True)
-    judge(with_gradients(output, leaves, GRAD.to(dtype)), law(mask), dtype)
+    judge(with_gradients(output, leaves, GRAD.to(dtype).to(device)), law(mask), dtype)
 
 
 def segments_law(lengths):
@@ -66,10 +66,10 @@ def segments_law(lengths):
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize("lengths", [[7], [3, 4], [2, 2, 3], [1, 3, 3], [2, 1, 2, 2]], ids=str)
-def test_attention_inside_segments(lengths, implementation, judge):
-    leaves = [leaf(states, torch.float64) for states in (QUERY[0], QUERY[1], GRAD[1])]
+def test_attention_inside_segments(lengths, implementation, device, judge):
+    leaves = [leaf(states, torch.float64, device) for states in (QUERY[0], QUERY[1], GRAD[1])]
     output = segment_attention(*leaves, lengths, implementation=implementation)
-    judge(with_gradients(output, leaves, GRAD[0]), segments_law(lengths), torch.float64)
+    judge(with_gradients(output, leaves, GRAD[0].to(device)), segments_law(lengths), torch.float64)
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])

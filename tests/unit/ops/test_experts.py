@@ -3,6 +3,7 @@ import logging
 import pytest
 import torch
 from expert_cases import EXPERTS, HIDDEN, INNER, ROUTINGS, make_case, poison
+from op_cases import leaf
 
 from glmv.ops import registry
 from glmv.ops.experts import combine, experts, grouped_experts, looped_experts
@@ -23,28 +24,27 @@ def way(request):
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)
-def test_output_and_every_gradient(routing, way, judge):
+def test_output_and_every_gradient(routing, way, device, judge):
     case, (dtype, grouped) = make_case(routing), way
-    poison()
-    judge(case.machine(dtype, grouped=grouped), case.law, dtype)
+    poison(device)
+    judge(case.machine(dtype, device, grouped=grouped), case.law, dtype)
 
 
-def test_experts_without_tokens_get_gradients_of_zero(way):
+def test_experts_without_tokens_get_gradients_of_zero(way, device):
     dtype, grouped = way
-    poison()
-    said = make_case("only_last").machine(dtype, grouped=grouped)
+    poison(device)
+    said = make_case("only_last").machine(dtype, device, grouped=grouped)
     for expert in range(4):
         for part in ("gate", "up", "down"):
             assert not said[f"mlp.experts.{expert}.{part}_proj.weight"].any()
 
 
-def test_no_tokens(way):
+def test_no_tokens(way, device):
     dtype, grouped = way
-    gate_up = torch.randn(EXPERTS, HIDDEN, 2 * INNER, dtype=dtype, requires_grad=True)
-    down = torch.randn(EXPERTS, INNER, HIDDEN, dtype=dtype, requires_grad=True)
-    hidden = torch.zeros(0, HIDDEN, dtype=dtype, requires_grad=True)
-    index, weight = torch.zeros(0, 2, dtype=torch.int64), torch.zeros(0, 2, requires_grad=True)
-    poison()
+    weights = torch.randn(EXPERTS, HIDDEN, 2 * INNER), torch.randn(EXPERTS, INNER, HIDDEN)
+    gate_up, down, hidden = (leaf(x, dtype, device) for x in (*weights, torch.zeros(0, HIDDEN)))
+    index, weight = torch.zeros(0, 2, dtype=torch.int64, device=device), leaf(torch.zeros(0, 2), FP32, device)
+    poison(device)
     output = experts(hidden, index, weight, gate_up, down, grouped=grouped)
     output.sum().backward()
     assert output.shape == hidden.grad.shape == (0, HIDDEN)
@@ -53,42 +53,45 @@ def test_no_tokens(way):
     assert down.grad.eq(0).all()
 
 
-def test_a_second_run_is_bit_equal(way):
+def test_a_second_run_is_bit_equal(way, device):
     case, (dtype, grouped) = make_case("balanced"), way
-    first = case.machine(dtype, grouped=grouped)
-    poison()
-    second = case.machine(dtype, grouped=grouped)
+    first = case.machine(dtype, device, grouped=grouped)
+    poison(device)
+    second = case.machine(dtype, device, grouped=grouped)
     for name, value in first.items():
         assert value.equal(second[name]), name
 
 
-def test_a_second_backward_doubles_gradients(way):
+def backward_twice(way, device, backward):
+    """Gradient of gate_up after one and after two rounds of forward and `backward(output)`."""
     case, (dtype, grouped) = make_case("empty_middle"), way
-    gate_up = case.gate_up_EHF.to(dtype).requires_grad_()
-    down = case.down_EIH.to(dtype)
+    hidden, gate_up, down = (leaf(x, dtype, device) for x in (case.hidden_TH, case.gate_up_EHF, case.down_EIH))
+    index, weight = case.top_k_index_TK.to(device), leaf(case.top_k_weight_TK, FP32, device)
     grads = []
     for _ in range(2):
-        routed = (case.hidden_TH.to(dtype), case.top_k_index_TK, case.top_k_weight_TK.float())
-        experts(*routed, gate_up, down, grouped=grouped).backward(case.grad_TH.to(dtype))
+        backward(experts(hidden, index, weight, gate_up, down, grouped=grouped))
         grads.append(gate_up.grad.clone())
-    assert grads[1].equal(2 * grads[0])
+    return grads
 
 
-def test_an_expanded_gradient_counts_like_a_dense_one(way):
-    case, (dtype, grouped) = make_case("balanced"), way
-    case.grad_TH = torch.ones(1, 1, dtype=FLOAT64).expand(case.hidden_TH.shape)
-    expanded = case.machine(dtype, grouped=grouped)
-    case.grad_TH = case.grad_TH.contiguous()
-    for name, value in case.machine(dtype, grouped=grouped).items():
-        assert value.equal(expanded[name]), name
+def test_a_second_backward_doubles_gradients(way, device):
+    once, twice = backward_twice(way, device, lambda output: output.square().sum().backward())
+    assert once.any()
+    assert twice.equal(2 * once)
 
 
-def test_routing_weights_are_not_rounded_to_bf16():
+def test_an_expanded_gradient_counts_like_a_dense_one(way, device):
+    expanded, _ = backward_twice(way, device, lambda output: output.sum().backward())
+    dense, _ = backward_twice(way, device, lambda output: output.backward(torch.ones_like(output)))
+    assert expanded.equal(dense)
+
+
+def test_routing_weights_are_not_rounded_to_bf16(device):
     case = make_case("all_experts")
     case.top_k_weight_TK = case.top_k_weight_TK.bfloat16().double()
-    before = case.machine(BF16, grouped=True)["output"]
+    before = case.machine(BF16, device, grouped=True)["output"]
     case.top_k_weight_TK = case.top_k_weight_TK * (1 + 2**-10)  # bf16 would round this away exactly
-    assert not case.machine(BF16, grouped=True)["output"].equal(before)
+    assert not case.machine(BF16, device, grouped=True)["output"].equal(before)
 
 
 def test_the_sum_over_experts_is_rounded_once():
@@ -111,13 +114,13 @@ def test_which_implementation_runs(dtype, grouped, name):
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])
-def test_sizes_that_the_kernel_refuses_run_looped_and_say_so_once(dtype, judge, caplog):
+def test_sizes_that_the_kernel_refuses_run_looped_and_say_so_once(dtype, device, judge, caplog):
     registry.say_once.cache_clear()
     case = make_case("balanced")
     case.gate_up_EHF, case.down_EIH = case.gate_up_EHF[:, :, : 2 * 21], case.down_EIH[:, :21]
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            judge(case.machine(dtype, grouped=True), case.law, dtype)
+            judge(case.machine(dtype, device, grouped=True), case.law, dtype)
     assert [record.message for record in caplog.records] == [
         "use_grouped_expert_matmul: a row of 42 elements is no multiple of 16 bytes; "
         "the experts run looped (same result, slower)"
@@ -125,9 +128,9 @@ def test_sizes_that_the_kernel_refuses_run_looped_and_say_so_once(dtype, judge, 
 
 
 @pytest.mark.parametrize("run", [looped_experts, grouped_experts])
-def test_deterministic_algorithms_are_enough(run):
+def test_deterministic_algorithms_are_enough(run, device):
     torch.use_deterministic_algorithms(True)
     try:
-        make_case("balanced").machine(FP32, grouped=True, run=run)
+        make_case("balanced").machine(FP32, device, grouped=True, run=run)
     finally:
         torch.use_deterministic_algorithms(False)
