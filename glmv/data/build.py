@@ -10,6 +10,7 @@ from torch import Tensor
 
 from glmv.config.data import BasicParameters
 from glmv.data.dataset import Conversation
+from glmv.data.errors import DataError
 from glmv.data.images import PictureReader
 from glmv.data.sample import IGNORED, Dropped, Sample
 from glmv.data.template import ChatTemplate, Encoded
@@ -19,7 +20,10 @@ def build_sample(
     conversation: Conversation, template: ChatTemplate, pictures: PictureReader | None, basic: BasicParameters
 ) -> Sample | Dropped:
     """Read the pictures, encode the text, cut at `cutoff_len`. Raises DataError for what cannot be read."""
-    pixels_NP, grid_n3 = pictures.read(conversation.images) if pictures and conversation.images else (None, None)
+    try:
+        pixels_NP, grid_n3 = pictures.read(conversation.images) if pictures and conversation.images else (None, None)
+    except DataError as fault:
+        raise DataError(f"{conversation.sample_id}: {fault}") from fault
     counts = pictures.tokens(grid_n3) if pictures and grid_n3 is not None else []
     encoded = template.encode(
         conversation, counts, train_on_prompt=basic.train_on_prompt, mask_history=basic.mask_history

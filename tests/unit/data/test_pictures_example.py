@@ -10,13 +10,14 @@ from glmv.data import load_samples
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture
-def config(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    return load_config("examples/pictures/train.yaml")
+@pytest.fixture(scope="module")
+def config():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)  # the example's paths are relative to the repository
+        yield load_config("examples/pictures/train.yaml")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def samples(config, tiny_dir):
     return load_samples(config.data, tiny_dir)
 

@@ -9,6 +9,8 @@ from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProce
 from transformers.models.glm4v.processing_glm4v import Glm4vProcessor
 from transformers.processing_utils import ProcessorMixin
 
+from glmv.data import DataError, load_samples
+
 
 class ImageProcessorOnly(Glm4vProcessor):
     """Glm4vProcessor without its video half, which would need torchvision."""
@@ -86,9 +88,15 @@ def test_the_pixel_budget_bounds_the_tokens(load, talk, picture):
     assert int(sample.mm_token_type_ids.sum()) == 24
 
 
-def test_a_directory_without_image_processor_is_told(data_config, tiny_dir, tmp_path, talk, picture):
-    from glmv.data import DataError, load_samples
+def test_a_broken_picture_is_told_with_its_sample(load, talk, picture, tmp_path):
+    record = talk("<image>", "yes", images=[picture()])
+    (tmp_path / "p.png").write_bytes((tmp_path / "p.png").read_bytes()[:200])
+    with pytest.raises(DataError) as caught:
+        load([talk("q", "yes"), record])
+    assert str(caught.value).startswith(f"d.json[1]: {tmp_path}/p.png: cannot be read as a picture (")
 
+
+def test_a_directory_without_image_processor_is_told(data_config, tiny_dir, tmp_path, talk, picture):
     bare = tmp_path / "bare"
     bare.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
