@@ -31,7 +31,6 @@ def open_rgb(path: Path) -> Image.Image:
     """
     try:
         with Image.open(path) as image:
-            image.load()
             return to_rgb(ImageOps.exif_transpose(image))
     except Exception as fault:  # decoders of broken files raise whatever they stumble over
         raise DataError(
