@@ -5,18 +5,22 @@ global batch), so that a token weighs the same in whatever micro-batch and on wh
 """
 # Shapes: B batch, S sequence, V vocab.
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from glmv.data.batch import Batch
 from glmv.ops.loss import count_targets, token_cross_entropy
 from glmv.parallel.process import AgreedError
+
+if TYPE_CHECKING:
+    from glmv.data.batch import Batch
 
 
 def global_targets(micro_batches: Sequence[Batch]) -> int:

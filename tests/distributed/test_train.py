@@ -1,5 +1,7 @@
 """The trainer on two ranks: what it repeats, saves, refuses and stops at."""
 
+import math
+
 import pytest
 import torch
 
@@ -21,6 +23,12 @@ def seen(ranks, tiny_dir, tmp_path_factory):
 
 def test_every_rank_reports_the_same_numbers(seen):
     assert seen[0]["uninterrupted"]["steps"] == seen[1]["uninterrupted"]["steps"]
+
+
+def test_the_learning_rates_are_those_of_the_schedule(seen):
+    # 4 steps from 1e-3 to 1e-4 by a cosine; 10 % of them round to no warm-up.
+    steps = seen[0]["uninterrupted"]["steps"]
+    assert [lr for _, _, lr, _, _ in steps] == [1e-4 + 9e-4 * (1 + math.cos(math.pi * n / 4)) / 2 for n in range(4)]
 
 
 def test_ranks_train_on_different_samples(seen):

@@ -41,6 +41,7 @@ def build(directory, policy, process, frozen=()):
     torch.set_default_dtype(torch.float64 if policy == "fp64" else torch.float32)
     with torch.device("meta"):
         model = Glm4vMoeForConditionalGeneration(ModelConfig.from_hf_dir(directory))
+    torch.set_default_dtype(torch.float32)
     freeze(model, frozen)
     plan = {"apply_modules": PATTERNS, "num_to_forward_prefetch": 1, "num_to_backward_prefetch": 1, **POLICIES[policy]}
     apply_fsdp(model, ParallelConfig(fsdp_plan=plan), process.mesh())
@@ -59,9 +60,15 @@ def run(model, names, process):
     loss, _ = accumulate_gradients(model, mine, global_targets(mine), process.device)
     for hook in hooks:
         hook.remove()
-    gradients = {k: p.grad.full_tensor() for k, p in model.named_parameters() if p.grad is not None}
+    # Cloned, because on one rank the whole tensor is the shard, and the next backward pass adds to it.
+    gradients = {k: p.grad.full_tensor().clone() for k, p in model.named_parameters() if p.grad is not None}
     norms = gather(float(clip_grad_norm(model.parameters(), 0.0)))
-    return {"loss": torch.tensor(loss), "gradients": gradients, "norms": norms, "choices": [*chain(*gather(choices))]}
+    return {
+        "loss": torch.tensor(loss, dtype=torch.float64),
+        "gradients": gradients,
+        "norms": norms,
+        "choices": [*chain(*gather(choices))],
+    }
 
 
 def watch_routers(model):
