@@ -25,6 +25,10 @@ class Routing:
     top_k_weight_TK: Tensor
     choice_TE: Tensor
 
+    def detach(self) -> Routing:
+        """The same values without their graph."""
+        return Routing(self.top_k_index_TK, self.top_k_weight_TK.detach(), self.choice_TE.detach())
+
 
 def route(
     hidden_TH: Tensor,

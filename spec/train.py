@@ -70,7 +70,8 @@ def contribution(
     gradients = {
         name: torch.zeros_like(w) if g is None else g for (name, w), g in zip(leaves.items(), found, strict=True)
     }
-    return Contribution(loss.detach(), gradients, output.routing)
+    routing = {layer: choice.detach() for layer, choice in output.routing.items()}
+    return Contribution(loss.detach(), gradients, routing)
 
 
 def step(

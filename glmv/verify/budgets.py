@@ -41,6 +41,7 @@ class BudgetClass:
 
 CLASSES = (
     BudgetClass("everything", r"^all tensors$", 3, 6, 5, "one sample of a sum over all elements: nearly Gaussian"),
+    BudgetClass("loss", r"^loss$", 6, 6, 6, "a single number: one sample of its noise, not a mean of many"),
     BudgetClass("experts", r"\.experts\.\d+\.", 4, 6, 6, "few tokens an expert: the spread between experts is wide"),
     BudgetClass("router", r"\.mlp\.gate\.", 4, 6, 6, "small differences of large terms after normalisation"),
     BudgetClass("bias", r"bias$", 4, 6, 6, "one long sum over tokens; half of k_proj.bias is zero by symmetry"),

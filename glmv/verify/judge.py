@@ -49,11 +49,15 @@ class Finding:
         return f"{self.name}: used {self.used:.3g} of 1 ({figures}){place}"
 
 
+def _lists() -> defaultdict[tuple[str, str], list[float]]:
+    return defaultdict(list)
+
+
 @dataclass
 class Noise:
     """Squared errors of noise draws, pooled by tensor and by class."""
 
-    _squares: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
+    _squares: defaultdict[tuple[str, str], list[float]] = field(default_factory=_lists)
 
     def add(self, truth: Tensors, draw: Tensors) -> None:
         """Take in one draw."""
@@ -65,6 +69,11 @@ class Noise:
                 self._squares[name, figure].append(error**2)
                 self._squares[f"class {classify(name).name}", figure].append(error**2)
         self._squares[ALL, "projection"].append(overall_projection(draw, truth) ** 2)
+
+    def merge(self, other: Noise) -> None:
+        """Take in all draws of another pool."""
+        for key, squares in other._squares.items():
+            self._squares[key] += squares
 
     def level(self, name: str, figure: str) -> float:
         """RMS over the draws, of this tensor or of its whole class, whichever is larger."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -29,40 +30,52 @@ def margins(routing: Routing, index_TK: Tensor, real_T: Tensor) -> Tensor:
     return (best_left_T - worst_taken_T).clamp(min=0)
 
 
+@dataclass(frozen=True)
+class ScoreNoise:
+    """What one noise draw did to one layer's scores of a micro-batch."""
+
+    rms: float
+    flips: int
+    tokens: int
+
+
+def score_noise(truth: Mapping[int, Routing], draw: Mapping[int, Routing], real_T: Tensor) -> dict[int, ScoreNoise]:
+    """By layer: RMS error of a draw's scores, and how many tokens it would have sent elsewhere."""
+    found = {}
+    for layer, said in truth.items():
+        drawn_TE = draw[layer].choice_TE.to(said.choice_TE.dtype)
+        rms = float((drawn_TE - said.choice_TE)[real_T].square().mean().sqrt())
+        free_TK = drawn_TE.topk(said.top_k_index_TK.shape[-1], dim=-1).indices
+        found[layer] = ScoreNoise(rms, int((margins(said, free_TK, real_T) > 0).sum()), int(real_T.sum()))
+    return found
+
+
 class RoutingNoise:
-    """How rounding moves the scores of each layer, from noise draws on the same pinned route."""
+    """Score noise of each layer, pooled over draws."""
 
     def __init__(self) -> None:
-        self.squares: dict[int, list[float]] = defaultdict(list)
-        self.flips: dict[int, int] = defaultdict(int)
-        self.tokens: dict[int, int] = defaultdict(int)
+        self.draws: dict[int, list[ScoreNoise]] = defaultdict(list)
 
-    def add(self, truth: Mapping[int, Routing], draw: Mapping[int, Routing], real_T: Tensor) -> dict[int, float]:
-        """Take in one draw of one micro-batch, and return its own RMS score error by layer."""
-        own = {}
-        for layer, said in truth.items():
-            drawn_TE = draw[layer].choice_TE.to(said.choice_TE.dtype)
-            square = float((drawn_TE - said.choice_TE)[real_T].square().mean())
-            free_TK = drawn_TE.topk(said.top_k_index_TK.shape[-1], dim=-1).indices
-            self.squares[layer].append(square)
-            self.flips[layer] += int((margins(said, free_TK, real_T) > 0).sum())
-            self.tokens[layer] += int(real_T.sum())
-            own[layer] = square**0.5
-        return own
+    def add(self, noise: Mapping[int, ScoreNoise]) -> None:
+        """Take in one draw of one micro-batch."""
+        for layer, found in noise.items():
+            self.draws[layer].append(found)
 
     def level(self, layer: int) -> float:
-        """RMS score error over all draws."""
-        return (sum(self.squares[layer]) / len(self.squares[layer])) ** 0.5
+        """RMS score error."""
+        draws = self.draws[layer]
+        return (sum(draw.rms**2 for draw in draws) / len(draws)) ** 0.5
 
     def share(self, layer: int) -> float:
-        """Share of tokens whose choice the draws changed."""
-        return self.flips[layer] / self.tokens[layer]
+        """Share of tokens whose choice a draw changed."""
+        draws = self.draws[layer]
+        return sum(draw.flips for draw in draws) / sum(draw.tokens for draw in draws)
 
 
 def judge_margins(
     chosen: Mapping[int, Tensor],
     truth: Mapping[int, Routing],
-    own_noise: Mapping[int, float],
+    own_noise: Mapping[int, ScoreNoise],
     noise: RoutingNoise,
     real_T: Tensor,
     dtype: torch.dtype,
@@ -71,20 +84,23 @@ def judge_margins(
 
     Args:
         chosen: experts [T, K] by layer.   truth: the law's biased scores, computed on the chosen route.
-        own_noise: RMS score error of this micro-batch's own draw: pictures make some noisier than others.
+        own_noise: of this micro-batch's own draw: pictures make some noisier than others.
     """
     floor = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
     for layer, said in truth.items():
         index_TK = chosen[layer][real_T]
         repeated_T = (index_TK.sort(-1).values.diff(dim=-1) == 0).any(-1)
         margin_T = margins(said, chosen[layer], real_T).masked_fill(repeated_T, torch.inf)
-        allowed = MARGIN_RATIO * max(own_noise[layer], noise.level(layer), floor)
+        allowed = MARGIN_RATIO * max(own_noise[layer].rms, noise.level(layer), floor)
         yield Finding(_name(layer), "choice margin", float(margin_T.max()), allowed, f"token {int(margin_T.argmax())}")
 
 
-def judge_share(layer: int, flips: int, tokens: int, noise: RoutingNoise) -> Finding:
-    """One step: how many of its tokens chose otherwise; one token may always."""
-    allowed = max(SHARE_RATIO * noise.share(layer), 1 / tokens)
+def judge_share(layer: int, flips: int, tokens: int, own_share: float, noise: RoutingNoise) -> Finding:
+    """One step: how many of its tokens chose otherwise, against what its own draws and all draws did.
+
+    One token more may always.
+    """
+    allowed = SHARE_RATIO * max(own_share, noise.share(layer)) + 1 / tokens
     return Finding(_name(layer), "choice share", flips / tokens, allowed)
 
 

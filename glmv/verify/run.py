@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import shutil
 import time
 from collections.abc import Callable
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +27,7 @@ from glmv.tiny.make import make_tiny
 from glmv.train.metrics import METRICS_FILE
 from glmv.verify.export import judge_export, judge_hf_logits, judge_start
 from glmv.verify.judge import Finding
-from glmv.verify.steps import Recipe, RunJudge, StepVerdict
+from glmv.verify.steps import Recipe, StepVerdict, judge_run
 from glmv.verify.trace import Trace
 from spec.config import Config
 from spec.optimizer import Hyper, Schedule
@@ -94,7 +96,7 @@ def verify(options: Options, console: Console) -> Result:
     prepare(options.out)
     result = Result(options)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console) as progress:
+    with Progress(*columns, console=console) as progress, judges() as pool:
         hub, dcp = options.out / "hf", options.out / "dcp"
         task = progress.add_task("tiny GLM-4.5V: write and convert", total=2)
         make_tiny(hub, seed=options.seed, force=True)
@@ -102,9 +104,16 @@ def verify(options: Options, console: Console) -> Result:
         hf_to_dcp(hub, dcp)
         progress.advance(task)
         for policy in POLICIES:
-            result.policies.append(_verify_policy(policy, options, progress))
+            result.policies.append(_verify_policy(policy, options, progress, pool))
     result.seconds = time.monotonic() - began
     return result
+
+
+def judges() -> ProcessPoolExecutor:
+    """One process a core; they are started afresh, for torch's threads do not survive a fork."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["glmv.verify.steps"])
+    return ProcessPoolExecutor(mp_context=context, initializer=torch.set_num_threads, initargs=(1,))
 
 
 def prepare(out: Path) -> None:
@@ -122,7 +131,7 @@ def prepare(out: Path) -> None:
     marker.touch()
 
 
-def _verify_policy(policy: str, options: Options, progress: Progress) -> PolicyResult:
+def _verify_policy(policy: str, options: Options, progress: Progress, pool: Executor) -> PolicyResult:
     work, hub = options.out / policy, options.out / "hf"
     config_path, overrides = options.pictures / "train.yaml", _overrides(policy, options)
     config = load_config(config_path, overrides)
@@ -132,7 +141,7 @@ def _verify_policy(policy: str, options: Options, progress: Progress) -> PolicyR
     trace = Trace(work / "trace")
     task = progress.add_task(f"{policy}: judge", total=2 * len(trace.steps))
     recipe = _recipe(config, hub, policy, options.world_size)
-    verdicts = RunJudge(trace, recipe, lambda: progress.advance(task)).run()
+    verdicts = judge_run(trace, recipe, pool, lambda: progress.advance(task))
     task = progress.add_task(f"{policy}: export and load with HF", total=2)
     dcp_to_hf(work / "dcp", work / "hf")
     progress.advance(task)

@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from glmv.verify.routing import RoutingNoise, judge_margins, judge_share
+from glmv.verify.routing import RoutingNoise, ScoreNoise, judge_margins, judge_share, score_noise
 from spec.router import Routing
 
 TOKENS = 300
@@ -20,12 +20,14 @@ ERROR = 1e-3
 def noise():
     found = RoutingNoise()
     moved = TRUTH.choice_TE + ERROR * torch.randn(TOKENS, 4, generator=torch.Generator().manual_seed(0))
-    found.add({1: TRUTH}, {1: dataclasses.replace(TRUTH, choice_TE=moved)}, REAL)
+    found.add(score_noise({1: TRUTH}, {1: dataclasses.replace(TRUTH, choice_TE=moved)}, REAL))
     return found
 
 
 def used(choice, truth=TRUTH, real=REAL):
-    return next(judge_margins({1: choice}, {1: truth}, {1: ERROR}, noise(), real, torch.float32)).used
+    return next(
+        judge_margins({1: choice}, {1: truth}, {1: ScoreNoise(ERROR, 0, TOKENS)}, noise(), real, torch.float32)
+    ).used
 
 
 def choose(token, experts):
@@ -59,8 +61,12 @@ def test_padding_is_not_judged():
 
 
 def test_one_token_may_differ_but_not_many():
-    assert judge_share(1, flips=1, tokens=TOKENS, noise=noise()).used == 1
-    assert judge_share(1, flips=20, tokens=TOKENS, noise=noise()).used > 10
+    assert judge_share(1, flips=1, tokens=TOKENS, own_share=0.0, noise=noise()).used == 1
+    assert judge_share(1, flips=20, tokens=TOKENS, own_share=0.0, noise=noise()).used > 10
+
+
+def test_a_step_of_near_ties_may_differ_as_its_draws_do():
+    assert judge_share(1, flips=20, tokens=TOKENS, own_share=0.05, noise=noise()).used < 1
 
 
 def test_noise_is_measured_on_real_tokens():
