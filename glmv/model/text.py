@@ -98,8 +98,7 @@ class TextModel(nn.Module):
     def embed(self, input_ids_BS: Tensor, features_MH: Tensor, is_feature_BS: Tensor) -> Tensor:
         """Token embeddings [B, S, H] with the features in their places."""
         hidden_BSH = self.embed_tokens(input_ids_BS)
-        # An empty sum of a dummy's features is exactly 0, yet gives every vision parameter a gradient (of zeros).
-        hidden_BSH = hidden_BSH + features_MH[:0].sum()
+        # A dummy's features replace nothing, yet this gives them a gradient of zeros, and so every vision parameter.
         return hidden_BSH.masked_scatter(is_feature_BS[..., None], features_MH.to(hidden_BSH.dtype))
 
 

@@ -1,7 +1,8 @@
 """Tiny models and batches, and what machine and law say about them."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -106,20 +107,27 @@ def run(model: Glm4vMoeForConditionalGeneration, batch: Batch) -> Tensor:
     )
 
 
-def answers(model: Glm4vMoeForConditionalGeneration, batch: Batch) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
-    """What the law is asked for, and the expert choices [T, K] by layer."""
+@contextmanager
+def choices(model: Glm4vMoeForConditionalGeneration) -> Iterator[dict[int, Tensor]]:
+    """Collects the expert choices [T, K] by layer while the model runs."""
     chosen: dict[int, Tensor] = {}
     hooks = [
         layer.mlp.gate.register_forward_hook(lambda _, __, out, index=index: chosen.update({index: out[0].cpu()}))
         for index, layer in enumerate(model.model.language_model.layers)
         if hasattr(layer.mlp, "gate")
     ]
-    model.zero_grad()
-    logits = run(model, batch)
-    loss = token_cross_entropy(logits, batch.labels.to(logits.device))
-    loss.backward()
+    yield chosen
     for hook in hooks:
         hook.remove()
+
+
+def answers(model: Glm4vMoeForConditionalGeneration, batch: Batch) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
+    """What the law is asked for, and the expert choices."""
+    model.zero_grad()
+    with choices(model) as chosen:
+        logits = run(model, batch)
+    loss = token_cross_entropy(logits, batch.labels.to(logits.device))
+    loss.backward()
     return {"logits": logits.cpu()[batch.attention_mask.bool()], "loss": loss, **gradients(model)}, chosen
 
 
