@@ -7,12 +7,14 @@ state is never read.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
+from glmv.checkpoint.ahead import run_ahead
 from glmv.checkpoint.dcp import TensorReader, read_metadata
 from glmv.checkpoint.errors import CheckpointError, some, system_errors_told
 from glmv.checkpoint.hf import side_files, write_index
@@ -77,25 +79,25 @@ class _Source:
         self._carried_file = directory / CARRIED
         self._carried: dict[str, Entry] = read_header(self._carried_file) if manifest.carried else {}
 
-    def read(self, name: str) -> torch.Tensor:
-        """Read one tensor in the dtype of the export."""
+    def reading(self, name: str) -> Callable[[], torch.Tensor]:
+        """Return what reads one tensor in the dtype of the export; stacked experts are read at once."""
         if name in self._carried:
-            return read_tensor(self._carried_file, name, self._carried[name])
+            return partial(read_tensor, self._carried_file, name, self._carried[name])
         key, dtype = self._manifest.dcp_key(name), DTYPES[self._manifest.tensors[name].dtype]
         slot = expert_slot(name)
         if slot is None:
-            return self._reader.read(key, dtype)
+            return partial(self._reader.read, key, dtype)
         if key not in self._stacked:
             # In a file's order gate_up and down of one layer alternate; an earlier layer's won't be asked for again.
             layer = key.rpartition(".")[0]
             self._stacked = {kept: value for kept, value in self._stacked.items() if kept.rpartition(".")[0] == layer}
             self._stacked[key] = self._reader.read(key, dtype)
-        return split(self._stacked[key], slot)
+        return partial(split, self._stacked[key], slot)
 
 
 def _counted(source: _Source, names: list[str], counter: Counter) -> Iterator[tuple[str, torch.Tensor]]:
-    for name in names:
-        tensor = source.read(name)
+    tensors = run_ahead(source.reading(name) for name in names)
+    for name, tensor in zip(names, tensors, strict=True):
         yield name, tensor
         counter.add(tensor.nbytes)
 

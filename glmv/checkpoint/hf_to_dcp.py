@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -127,7 +128,7 @@ def _write_model(directory: Path, hub: HfDirectory, manifest: Manifest, counter:
     plan = {key: _meta(hub.directory, members, manifest) for key, members in names.items()}
 
     def read(key: str) -> torch.Tensor:
-        tensor = _assemble(hub, names[key])
+        tensor = _assemble(hub, names[key], plan[key])
         counter.add(tensor.nbytes)
         return tensor
 
@@ -158,11 +159,10 @@ def _expert(name: str) -> int:
     return slot.expert
 
 
-def _assemble(hub: HfDirectory, members: list[str]) -> torch.Tensor:
-    slots = [(name, expert_slot(name)) for name in members]
-    if slots[0][1] is None:
-        return hub.read(members[0])
-    return stack([(slot, hub.read(name)) for name, slot in slots if slot is not None])
+def _assemble(hub: HfDirectory, members: list[str], meta: torch.Tensor) -> torch.Tensor:
+    slots = [(expert_slot(name), partial(hub.read, name)) for name in members]
+    parts = [(slot, read) for slot, read in slots if slot is not None]
+    return stack(meta.shape, meta.dtype, parts) if parts else hub.read(members[0])
 
 
 def _write_carried(directory: Path, hub: HfDirectory, manifest: Manifest, counter: Counter) -> None:

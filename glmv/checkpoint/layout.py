@@ -11,14 +11,17 @@ Both directions go through one function, `hub_view`, so each is the other's exac
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
+from glmv.checkpoint.ahead import run_ahead
+
 EXPERT_LAYOUT = "E,H,2I"
 _EXPERT = re.compile(r"(?P<experts>.*\.mlp\.experts)\.(?P<index>\d+)\.(?P<part>gate|up|down)_proj\.weight")
-_ROWS_AT_ONCE = 64  # of a transposed copy: whole matrices at once miss the cache at every element
+_ROWS_AT_ONCE = 16  # of a transposed copy: whole matrices at once miss the cache at every element
 
 
 class Slot(NamedTuple):
@@ -62,22 +65,29 @@ def hub_view(stacked: torch.Tensor, slot: Slot) -> torch.Tensor:
 def copy_transposed(target: torch.Tensor, source: torch.Tensor) -> None:
     """Copy `source` into `target` (same shape, same dtype, opposite memory order), bit by bit."""
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[source.element_size()]
+    if source.stride(-1) != 1:
+        target, source = target.T, source.T
     into, outof = target.view(bits).numpy(), source.view(bits).numpy()
     for row in range(0, len(outof), _ROWS_AT_ONCE):
         into[row : row + _ROWS_AT_ONCE] = outof[row : row + _ROWS_AT_ONCE]
 
 
-def stack(parts: Sequence[tuple[Slot, torch.Tensor]]) -> torch.Tensor:
-    """Stack the hub matrices of one stacked tensor, in any order.
+def stack(
+    shape: Sequence[int], dtype: torch.dtype, parts: Iterable[tuple[Slot, Callable[[], torch.Tensor]]]
+) -> torch.Tensor:
+    """Stack hub matrices, in any order, each read when its turn comes.
 
     Args:
-        parts: every slot of the tensor with its matrix, all of one dtype and on the CPU.
+        shape: of the stacked tensor (`stacked_shape`).
+        parts: every slot of the tensor, and what reads its matrix.
     """
-    experts = 1 + max(slot.expert for slot, _ in parts)
-    slot, first = parts[0]
-    stacked = torch.empty(stacked_shape(slot.part, first.shape, experts), dtype=first.dtype)
-    for slot, matrix in parts:
-        copy_transposed(hub_view(stacked, slot), matrix)
+    stacked = torch.empty(shape, dtype=dtype)
+
+    def place(slot: Slot, read: Callable[[], torch.Tensor]) -> None:
+        copy_transposed(hub_view(stacked, slot), read())
+
+    for _ in run_ahead(partial(place, slot, read) for slot, read in parts):
+        continue
     return stacked
 
 

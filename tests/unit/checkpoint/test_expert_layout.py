@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from glmv.checkpoint.layout import Slot, expert_slot, split, stack
+from glmv.checkpoint.layout import Slot, expert_slot, split, stack, stacked_shape
 from spec import layout as law
 
 PREFIX = "model.language_model.layers.1.mlp.experts."
@@ -20,8 +20,10 @@ def hub_experts(experts: int, inner: int, hidden: int, dtype=torch.float32) -> d
 
 
 def stacked(weights, key: str) -> torch.Tensor:
-    slots = [(expert_slot(name), tensor) for name, tensor in weights.items()]
-    return stack([(slot, tensor) for slot, tensor in slots if slot.key == PREFIX + key])
+    parts = [(slot, tensor) for name, tensor in weights.items() if (slot := expert_slot(name)).key == PREFIX + key]
+    experts, (slot, first) = 1 + max(slot.expert for slot, _ in parts), parts[0]
+    shape = stacked_shape(slot.part, first.shape, experts)
+    return stack(shape, first.dtype, [(slot, lambda t=tensor: t) for slot, tensor in parts])
 
 
 def test_stacked_shapes():
@@ -43,7 +45,7 @@ def test_every_element_stands_in_its_place():
 
 def test_gate_is_the_first_half_and_up_the_second():
     gate, up = torch.full((2, 3), 5.0), torch.full((2, 3), -7.0)
-    gate_up = stack([(Slot("k", 0, "up"), up), (Slot("k", 0, "gate"), gate)])
+    gate_up = stack((1, 3, 4), up.dtype, [(Slot("k", 0, "up"), lambda: up), (Slot("k", 0, "gate"), lambda: gate)])
     assert gate_up[0, :, :2].unique().tolist() == [5.0]
     assert gate_up[0, :, 2:].unique().tolist() == [-7.0]
 
