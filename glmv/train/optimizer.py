@@ -1,6 +1,7 @@
 """AdamW over every trainable parameter, each stepped in every step."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,14 +37,22 @@ def build_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Ada
     The learning rate is written into the parameter group before each step.
     """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return torch.optim.AdamW(
-        trainable,
-        lr=config.lr,
-        betas=(config.adam_beta1, config.adam_beta2),
-        eps=config.adam_eps,
-        weight_decay=config.weight_decay,
-        fused=config.adam_fused,
-    )
+    return torch.optim.AdamW(trainable, lr=config.lr, **_options(config))
+
+
+def apply_config(optimizer: torch.optim.Optimizer, config: TrainingConfig) -> None:
+    """Let the config decide again, after a checkpoint has restored the hyper-parameters of the run that wrote it."""
+    for group in optimizer.param_groups:
+        group.update(_options(config))
+
+
+def _options(config: TrainingConfig) -> dict[str, Any]:
+    return {
+        "betas": (config.adam_beta1, config.adam_beta2),
+        "eps": config.adam_eps,
+        "weight_decay": config.weight_decay,
+        "fused": config.adam_fused,
+    }
 
 
 def optimizer_step(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -1,7 +1,10 @@
 """The training loop."""
 
+import dataclasses
 import time
 from pathlib import Path
+
+from torch import Tensor
 
 from glmv.checkpoint.manifest import read_manifest
 from glmv.checkpoint.paths import ASSETS
@@ -14,7 +17,7 @@ from glmv.parallel.process import current, on_all_ranks
 from glmv.train.build import build_model, checkpoint_to_load
 from glmv.train.metrics import Reporter, StepMetrics
 from glmv.train.observer import Observer
-from glmv.train.optimizer import build_optimizer, optimizer_step
+from glmv.train.optimizer import apply_config, build_optimizer, optimizer_step
 from glmv.train.schedule import Schedule
 from glmv.train.seed import seed_everything
 from glmv.train.step import accumulate_gradients, global_targets, stop_if_not_finite
@@ -52,6 +55,7 @@ class Trainer:
         if self.iteration > 0 and not training.no_load_optim:
             with on_all_ranks():
                 load_optimizer(self.model, self.optimizer, self.directory)
+            apply_config(self.optimizer, training)
         self.schedule = Schedule(
             training.train_iters,
             training.lr,
@@ -100,7 +104,10 @@ class Trainer:
         self.observer.before_step(self, step, micro_batches)
         targets = global_targets(micro_batches)
         if targets == 0:
-            self.reporter.say(f"step {step}: every label of the global batch is masked; loss and gradients are 0")
+            self.reporter.say(
+                f"warning: step {step}: no sample of the global batch has a label to learn; loss and gradients are 0. "
+                "Look at cutoff_len and at the labels of your data."
+            )
         loss, partial = accumulate_gradients(self.model, micro_batches, targets, self.process.device)
         self.observer.after_backward(self, step, loss)
         training = self.config.training
@@ -149,7 +156,12 @@ class Trainer:
         )
 
     def _batch(self, indices: list[int]) -> Batch:
-        return collate([self.samples[index] for index in indices], self.samples.pad_token_id)
+        batch = collate([self.samples[index] for index in indices], self.samples.pad_token_id)
+        if self.config.data.dataloader_param.pin_memory and self.process.device.type != "cpu":
+            # From page-locked memory the batch travels while the host goes on.
+            pinned = {name: value.pin_memory() for name, value in vars(batch).items() if isinstance(value, Tensor)}
+            return dataclasses.replace(batch, **pinned)
+        return batch
 
     def _introduce(self, report: LoadReport) -> None:
         """Say what will be trained, on what."""

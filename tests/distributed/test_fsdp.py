@@ -1,5 +1,7 @@
 """Gradients of sharded ranks are those of the law on the union of their batches, whatever the ranks saw."""
 
+import math
+
 import pytest
 import torch
 from rank_cases import CASES, Law
@@ -75,6 +77,28 @@ def test_the_norm_is_that_of_the_whole_gradients(results):
     # One rounding per addition of the two sums at most, in either order.
     roundings = sum(g.numel() for g in result["gradients"].values())
     assert abs(result["norms"][0] - exact) <= roundings * torch.finfo(torch.float64).eps * exact
+
+
+# Of every shard's norm, of its square, and of the sums: well below what counting a parameter twice would add.
+NORM_ROUNDINGS = 32 * torch.finfo(torch.float32).eps
+
+
+def test_each_parameter_counts_once_whatever_its_mesh(results):
+    seen = results["meshes"]
+    exact = seen["squares"] ** 0.5
+    assert len(set(seen[2.0])) == 1
+    assert abs(seen[2.0][0] - exact) <= NORM_ROUNDINGS * exact
+    assert set(seen[math.inf]) == {7.0}
+
+
+def test_clipping_scales_every_mesh_alike(results):
+    clipped = results["meshes"]["clipped"]
+    assert len(set(clipped)) == 1
+    assert abs(clipped[0] - 1) <= NORM_ROUNDINGS
+
+
+def test_a_bad_value_on_one_rank_is_seen_on_every_rank(results):
+    assert not any(math.isfinite(norm) for rank in results["meshes"]["nan"] for norm in rank)
 
 
 def test_mixed_precision_rounds_where_it_should(results):

@@ -51,6 +51,10 @@ def test_a_resumed_run_repeats_the_uninterrupted_one_bit_for_bit(seen):
         assert rank["resumed"]["weights"] == rank["uninterrupted"]["weights"]
 
 
+def test_a_resumed_run_obeys_its_own_config(seen):
+    assert [rank["resumed with another decay"] for rank in seen] == [[0.5], [0.5]]
+
+
 @pytest.mark.parametrize(
     ("run", "saved"), [("five steps", [2, 4, 5]), ("late interval", [1]), ("no save", []), ("uninterrupted", [4])]
 )

@@ -3,6 +3,7 @@
 Usage: fsdp_worker.py TINY_DIR OUT_FILE
 """
 
+import math
 import sys
 from itertools import chain
 from pathlib import Path
@@ -11,12 +12,15 @@ import torch
 import torch.distributed as dist
 from rank_cases import CASES, NOTHING_TO_LEARN, micro_batch
 from safetensors.torch import load_file
+from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from glmv.config.parallel import ParallelConfig
 from glmv.model import Glm4vMoeForConditionalGeneration, ModelConfig
 from glmv.parallel.fsdp import apply_fsdp
-from glmv.parallel.grad_norm import clip_grad_norm
+from glmv.parallel.grad_norm import clip_grad_norm, total_norm
 from glmv.parallel.process import process_group
 from glmv.train.optimizer import freeze
 from glmv.train.step import accumulate_gradients, global_targets
@@ -107,6 +111,34 @@ def observed_dtypes(model):
     return {name: str(dtype).removeprefix("torch.") for name, dtype in seen.items()}
 
 
+def norms_over_meshes(process):
+    """Norms of gradients that live on different meshes; together they are a vector of ones with a 7 and a 0."""
+    grid = (process.world_size // 2, 2) if process.world_size > 1 else (1, 1)
+    outer = init_device_mesh("cpu", grid, mesh_dim_names=("efsdp", "ep"))
+    placed = [
+        (torch.ones(7, 5), process.mesh(), [Shard(0)]),  # uneven
+        (torch.ones(3, 4), process.mesh(), [Shard(0)]),  # nothing on the last of four ranks
+        (torch.ones(8, 6), outer, [Shard(1), Shard(0)]),
+        (torch.ones(5, 3), outer, [Replicate(), Shard(0)]),
+        (torch.ones(4, 2), outer["ep"], [Shard(0)]),
+    ]
+    parameters = [nn.Parameter(distribute_tensor(torch.zeros_like(g), mesh, where)) for g, mesh, where in placed]
+    for parameter, (gradient, mesh, where) in zip(parameters, placed, strict=True):
+        parameter.grad = distribute_tensor(gradient, mesh, where)
+    parameters.append(nn.Parameter(torch.zeros(2)))
+    parameters[-1].grad = torch.tensor([7.0, 0.0])
+    squares = sum(int(p.numel()) for p in parameters) - 2 + 49
+    seen = {"squares": squares}
+    seen |= {p: gather(float(total_norm(parameters, p))) for p in (2.0, math.inf)}
+    clip_grad_norm(parameters, 1.0)
+    seen["clipped"] = gather(float(total_norm(parameters)))
+    if process.rank == process.world_size - 1:
+        parameters[0].grad.to_local().view(-1)[:1] = math.nan
+        parameters[2].grad.to_local().view(-1)[:1] = math.nan
+    seen["nan"] = gather([float(total_norm(parameters, p)) for p in (2.0, math.inf)])
+    return seen
+
+
 def main(directory, out):
     results = {}
     with process_group("cpu") as process:
@@ -120,6 +152,7 @@ def main(directory, out):
             model = build(directory, policy, process)
             results[policy, "all_different"] = run(model, CASES["all_different"], process)
         results["dtypes"] = observed_dtypes(model)
+        results["meshes"] = norms_over_meshes(process)
         if process.is_main:
             torch.save(results, out)
 

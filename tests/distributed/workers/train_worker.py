@@ -128,6 +128,11 @@ def resumed():
     return train("training.train_iters=4", f"training.load={WORK}/first/iter_0000002", "training.save=null")[1]
 
 
+def resumed_with_another_decay():
+    trainer = Trainer(settings(f"training.load={WORK}/first/iter_0000002", "training.weight_decay=0.5"))
+    return [group["weight_decay"] for group in trainer.optimizer.param_groups]
+
+
 def spoiled(spoil):
     """One rank's input or gradient is not finite in step 2."""
     watcher, save = Watcher(spoil), WORK / spoil
@@ -169,6 +174,7 @@ def main():
         result = {
             "uninterrupted": uninterrupted(),
             "resumed": resumed(),
+            "resumed with another decay": resumed_with_another_decay(),
             "five steps": train("training.train_iters=5", "training.save_interval=2", f"training.save={WORK}/five")[1],
             "late interval": train("training.train_iters=1", f"training.save={WORK}/late")[1],
             "no save": train("training.train_iters=1", "training.save=null")[1],
