@@ -32,6 +32,11 @@ class Fault:
         """The file."""
         return ROOT / self.file
 
+    @property
+    def module(self) -> str:
+        """The module's dotted name."""
+        return self.file.removesuffix(".py").replace("/", ".")
+
     def apply(self, source: str) -> str:
         """`source` with the fault in it.
 

@@ -35,12 +35,11 @@ class _FaultyLoader(importlib.machinery.SourceFileLoader):
 class _FaultFinder(importlib.abc.MetaPathFinder):
     def __init__(self, fault: Fault) -> None:
         self.fault = fault
-        self.module = fault.file.removesuffix(".py").replace("/", ".")
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self.module:
+        if fullname != self.fault.module:
             return None
         loader = _FaultyLoader(fullname, str(self.fault.path))
         loader.fault = self.fault
@@ -60,8 +59,8 @@ def install_or_refuse() -> None:
     if fault is None:
         sys.exit(f"{VARIABLE}={name}: no such fault. Known: {', '.join(fault.id for fault in FAULTS)}.")
     finder = _FaultFinder(fault)
-    if finder.module in sys.modules:
-        sys.exit(f"{VARIABLE}={name}: {finder.module} was imported before the fault could be put in.")
+    if fault.module in sys.modules:
+        sys.exit(f"{VARIABLE}={name}: {fault.module} was imported before the fault could be put in.")
     sys.meta_path.insert(0, finder)
     if "pytest" in sys.modules:
         os.environ[PARENT] = str(os.getpid())

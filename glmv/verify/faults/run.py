@@ -48,6 +48,8 @@ def run_faults(faults: Sequence[Fault], jobs: int, done: Callable[[Verdict], Non
         jobs: forks at a time.   done: called with each verdict as it comes.
     """
     _warm_up()
+    touched = sorted({fault.module for fault in faults} & sys.modules.keys())
+    assert not touched, f"imported before a fault could be put in: {touched}"
     killers = tuple(dict.fromkeys(killer for fault in faults for killer in fault.killers))
     waiting: list[tuple[str, tuple[str, ...]]] = [(HEALTHY, killers)]
     verdicts = {}
@@ -125,6 +127,3 @@ def _warm_up() -> None:
     import pytest  # noqa: F401
     import torch.distributed.fsdp  # noqa: F401
     import transformers.models.glm4v_moe.modeling_glm4v_moe  # noqa: F401
-
-    touched = sorted(name for name in sys.modules if name.startswith(("glmv.model", "glmv.ops", "glmv.train", "spec")))
-    assert not touched, f"imported before the faults: {touched}"
