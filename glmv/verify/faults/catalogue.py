@@ -14,7 +14,10 @@ FAULTS: tuple[Fault, ...] = (
         line="top_k_index_TK = self.choose(score_TE.detach() + self.e_score_correction_bias.to(dtype))",
         replacement="top_k_index_TK = self.choose(score_TE.detach())",
         sentence="e_score_correction_bias has no effect: other experts are trained than those that will serve.",
-        killers=(f"{MODEL}::test_experts_chosen[one_image-fp32]", "tests/unit/model/test_router.py::test_choice_weights_and_gradients"),
+        killers=(
+            f"{MODEL}::test_experts_chosen[one_image]",
+            "tests/unit/model/test_router.py::test_choice_weights_and_gradients",
+        ),
     ),
     Fault(
         id="router-weights-biased",

@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from glmv.verify.faults.fault import ROOT, DeadFaultError, Fault
 from glmv.verify.faults.hook import VARIABLE
 
-HEALTHY = "(no fault)"
+NOT_FOUND = 4  # pytest's exit code for a test that it cannot find
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the killers said. `outcomes` maps each named killer to True if it turned red."""
+    """What the killers said. `outcomes` maps each named killer to True if it turned red.
+
+    `dead` says why a fault proves nothing: its line is gone, or a killer is.
+    """
 
     fault: str
     outcomes: dict[str, bool]
@@ -24,9 +27,8 @@ class Verdict:
 
     @property
     def good(self) -> bool:
-        """All killers red; for the healthy row, all green."""
-        wanted = self.fault != HEALTHY
-        return not self.dead and bool(self.outcomes) and all(red == wanted for red in self.outcomes.values())
+        """All killers turned red."""
+        return not self.dead and bool(self.outcomes) and all(self.outcomes.values())
 
 
 class _Outcomes:
@@ -42,7 +44,7 @@ class _Outcomes:
 
 
 def run_faults(faults: Sequence[Fault], jobs: int, done: Callable[[Verdict], None]) -> list[Verdict]:
-    """Verdicts of all faults, and first of the healthy code on all killers.
+    """Verdicts of all faults. That the killers are green without a fault is what the test suite shows.
 
     Args:
         jobs: forks at a time.   done: called with each verdict as it comes.
@@ -50,44 +52,46 @@ def run_faults(faults: Sequence[Fault], jobs: int, done: Callable[[Verdict], Non
     _warm_up()
     touched = sorted({fault.module for fault in faults} & sys.modules.keys())
     assert not touched, f"imported before a fault could be put in: {touched}"
-    killers = tuple(dict.fromkeys(killer for fault in faults for killer in fault.killers))
-    waiting: list[tuple[str, tuple[str, ...]]] = [(HEALTHY, killers)]
     verdicts = {}
-    for fault in faults:
-        try:
-            fault.apply(fault.path.read_text(encoding="utf-8"))
-            waiting.append((fault.id, fault.killers))
-        except (DeadFaultError, OSError) as error:
-            verdicts[fault.id] = Verdict(fault.id, {}, dead=str(error))
-            done(verdicts[fault.id])
-    for verdict in _run_all(waiting, jobs):
+    for verdict in _run_all(list(faults), jobs):
         verdicts[verdict.fault] = verdict
         done(verdict)
-    return [verdicts[name] for name in (HEALTHY, *(fault.id for fault in faults))]
+    return [verdicts[fault.id] for fault in faults]
 
 
-def _run_all(waiting: list[tuple[str, tuple[str, ...]]], jobs: int) -> Iterator[Verdict]:
-    running: dict[int, tuple[str, tuple[str, ...], int]] = {}
+def _run_all(waiting: list[Fault], jobs: int) -> Iterator[Verdict]:
+    running: dict[int, tuple[Fault, int]] = {}
     while waiting or running:
         while waiting and len(running) < jobs:
-            name, killers = waiting.pop(0)
-            pid, pipe = _fork(name, killers)
-            running[pid] = (name, killers, pipe)
-        pid, _ = os.wait()
-        name, killers, pipe = running.pop(pid)
-        with os.fdopen(pipe) as results:
-            said = results.read()
-        red: dict[str, bool] = json.loads(said) if said else {}
-        yield Verdict(name, {killer: _is_red(killer, red, name) for killer in killers})
+            fault = waiting.pop(0)
+            try:
+                fault.apply(fault.path.read_text(encoding="utf-8"))
+            except (DeadFaultError, OSError) as error:
+                yield Verdict(fault.id, {}, dead=str(error))
+                continue
+            pid, pipe = _fork(fault)
+            running[pid] = (fault, pipe)
+        if running:
+            pid, _ = os.wait()
+            fault, pipe = running.pop(pid)
+            with os.fdopen(pipe) as results:
+                yield _verdict(fault, results.read())
 
 
-def _is_red(killer: str, red: dict[str, bool], name: str) -> bool:
-    """A killer without any result ended its process: red under a fault, and in the healthy row too."""
+def _verdict(fault: Fault, said: str) -> Verdict:
+    code, red = json.loads(said) if said else (1, {})
+    if code == NOT_FOUND:
+        return Verdict(fault.id, {}, dead=f"one of its killers does not exist: {', '.join(fault.killers)}")
+    return Verdict(fault.id, {killer: _is_red(killer, red) for killer in fault.killers})
+
+
+def _is_red(killer: str, red: dict[str, bool]) -> bool:
+    """A killer without any result could not even be imported, or ended its process: red."""
     cases = [value for node, value in red.items() if node == killer or node.startswith(f"{killer}[")]
     return any(cases) if cases else True
 
 
-def _fork(name: str, killers: Sequence[str]) -> tuple[int, int]:
+def _fork(fault: Fault) -> tuple[int, int]:
     reading, writing = os.pipe()
     pid = os.fork()
     if pid:
@@ -96,14 +100,13 @@ def _fork(name: str, killers: Sequence[str]) -> tuple[int, int]:
     os.close(reading)
     status = 1
     try:
-        outcomes = _run_killers(name, killers)
-        os.write(writing, json.dumps(outcomes).encode())
+        os.write(writing, json.dumps(_run_killers(fault)).encode())
         status = 0
     finally:
         os._exit(status)
 
 
-def _run_killers(name: str, killers: Sequence[str]) -> dict[str, bool]:
+def _run_killers(fault: Fault) -> tuple[int, dict[str, bool]]:
     import pytest
 
     from glmv.verify.faults.hook import install_or_refuse
@@ -112,12 +115,11 @@ def _run_killers(name: str, killers: Sequence[str]) -> dict[str, bool]:
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)
     os.dup2(silence, 2)
-    if name != HEALTHY:
-        os.environ[VARIABLE] = name
-        install_or_refuse()
+    os.environ[VARIABLE] = fault.id
+    install_or_refuse()
     outcomes = _Outcomes()
-    pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *killers], plugins=[outcomes])
-    return outcomes.red
+    code = pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *fault.killers], plugins=[outcomes])
+    return int(code), outcomes.red
 
 
 def _warm_up() -> None:
