@@ -75,7 +75,9 @@ class Reporter:
     def __enter__(self) -> Self:
         if self.active:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.file = self.path.open("a" if self.resumed_at else "w", encoding="utf-8")
+            kept = self._lines_before_resume()
+            self.file = self.path.open("w", encoding="utf-8")
+            self.file.writelines(kept)
             if self.console.is_terminal:
                 self.progress = _progress(self.console)
                 self.task = self.progress.add_task("train", total=self.train_iters, completed=self.resumed_at)
@@ -89,6 +91,13 @@ class Reporter:
             self.progress.stop()
         if self.file is not None:
             self.file.close()
+
+    def _lines_before_resume(self) -> list[str]:
+        """Lines of the earlier run, without the steps after its last checkpoint: this run repeats them."""
+        if not self.resumed_at or not self.path.is_file():
+            return []
+        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+        return [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= self.resumed_at]
 
     def say(self, text: str) -> None:
         """Print a line of plain text."""

@@ -17,7 +17,9 @@ learn nothing.
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
+
+from glmv.config.training import TrainingConfig
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,19 @@ class Schedule:
     decay_ratio: float = 1.0
     lr_start: float = 0.0
     lr_min: float = 0.0
+
+    @classmethod
+    def from_config(cls, training: TrainingConfig) -> Self:
+        """The schedule that `training.lr*` and `training.train_iters` describe."""
+        return cls(
+            train_iters=training.train_iters,
+            lr=training.lr,
+            style=training.lr_decay_style,
+            warmup_ratio=training.lr_warmup_ratio,
+            decay_ratio=training.lr_decay_ratio,
+            lr_start=training.lr_start,
+            lr_min=training.lr_min,
+        )
 
     def lr_at(self, step: int) -> float:
         """The learning rate that optimizer step `step` (0-based) uses."""

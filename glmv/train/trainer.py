@@ -3,9 +3,11 @@
 import dataclasses
 import time
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
+from glmv.checkpoint.errors import some
 from glmv.checkpoint.manifest import read_manifest
 from glmv.checkpoint.paths import ASSETS
 from glmv.checkpoint.training import LoadReport, load_optimizer, save_checkpoint
@@ -56,15 +58,7 @@ class Trainer:
             with on_all_ranks():
                 load_optimizer(self.model, self.optimizer, self.directory)
             apply_config(self.optimizer, training)
-        self.schedule = Schedule(
-            training.train_iters,
-            training.lr,
-            training.lr_decay_style,
-            training.lr_warmup_ratio,
-            training.lr_decay_ratio,
-            training.lr_start,
-            training.lr_min,
-        )
+        self.schedule = Schedule.from_config(training)
         self.saved: Path | None = None
         self.reporter = Reporter(
             active=self.process.is_main,
@@ -159,7 +153,9 @@ class Trainer:
         batch = collate([self.samples[index] for index in indices], self.samples.pad_token_id)
         if self.config.data.dataloader_param.pin_memory and self.process.device.type != "cpu":
             # From page-locked memory the batch travels while the host goes on.
-            pinned = {name: value.pin_memory() for name, value in vars(batch).items() if isinstance(value, Tensor)}
+            pinned: dict[str, Any] = {
+                name: value.pin_memory() for name, value in vars(batch).items() if isinstance(value, Tensor)
+            }
             return dataclasses.replace(batch, **pinned)
         return batch
 
@@ -174,4 +170,4 @@ class Trainer:
             f"data        {len(self.samples)} samples, {self.global_batch_size} a step"
         )
         if report.lossy:
-            self.reporter.say(f"warning     {len(report.lossy)} tensors are rounded: {', '.join(report.lossy)}")
+            self.reporter.say(f"warning     {len(report.lossy)} tensors are rounded: {some(report.lossy)}")

@@ -47,6 +47,15 @@ def test_a_resumed_run_goes_on_in_the_same_file(tmp_path):
     assert steps == [1, 2, 3]
 
 
+def test_a_resumed_run_replaces_the_steps_that_it_repeats(tmp_path):
+    report(tmp_path, 1, 2, 3)
+    with (tmp_path / METRICS_FILE).open("a") as stream:
+        stream.write('{"step": 4, "lo')  # the earlier run was killed here
+    report(tmp_path, 2, resumed_at=1)
+    steps = [json.loads(line)["step"] for line in (tmp_path / METRICS_FILE).read_text().splitlines()]
+    assert steps == [1, 2]
+
+
 def test_a_new_run_begins_a_new_file(tmp_path):
     report(tmp_path, 1, 2)
     report(tmp_path, 1)
