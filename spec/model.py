@@ -17,6 +17,8 @@ from spec.rope import mrope_positions
 from spec.router import Routing
 from spec.scope import Scope
 
+IMAGE, VIDEO = 1, 2
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -24,9 +26,12 @@ class Batch:
 
     Attributes:
         input_ids: [B, S] int64.   attention_mask: [B, S], 0 at padding (left or right).
-        mm_token_type_ids: [B, S], 1 where an image feature replaces the embedding, else 0.
-        pixel_values: [N, P] and image_grid_thw: [n, 3], the images of the batch in token order; None for text only.
+        mm_token_type_ids: [B, S], 1 where an image feature replaces the embedding, 2 where a video's does, else 0.
+        pixel_values: [N, P] and image_grid_thw: [n, 3], the images of the batch in token order; None without any.
+        pixel_values_videos, video_grid_thw: the same for videos.
         labels: [B, S], -100 where nothing is learned; not shifted.
+        document_ids: [B, S], for rows that pack several documents: which one a token belongs to (-1 at padding).
+            None: every row is one document.
     """
 
     input_ids: Tensor
@@ -35,6 +40,28 @@ class Batch:
     pixel_values: Tensor | None = None
     image_grid_thw: Tensor | None = None
     labels: Tensor | None = None
+    pixel_values_videos: Tensor | None = None
+    video_grid_thw: Tensor | None = None
+    document_ids: Tensor | None = None
+
+    @property
+    def documents(self) -> Tensor:
+        """[B, S]: number of the document that each token belongs to, -1 at padding."""
+        if self.document_ids is not None:
+            return self.document_ids
+        return (self.attention_mask != 0).long() - 1
+
+    @property
+    def grids(self) -> dict[int, Tensor]:
+        """Grids by token type."""
+        found = {IMAGE: self.image_grid_thw, VIDEO: self.video_grid_thw}
+        return {kind: grid for kind, grid in found.items() if grid is not None}
+
+    @property
+    def pixels(self) -> dict[int, Tensor]:
+        """Patches by token type."""
+        found = {IMAGE: self.pixel_values, VIDEO: self.pixel_values_videos}
+        return {kind: patches for kind, patches in found.items() if patches is not None}
 
 
 @dataclass(frozen=True)
@@ -59,21 +86,21 @@ def forward(
         pinned: expert choices [T, K] by layer index, instead of the router's own.
 
     Raises:
-        ValueError: the images' features do not fill the image tokens exactly.
+        ValueError: the features do not fill the image or video tokens exactly.
     """
     root = Scope(weights)
     table = root["model.language_model.embed_tokens.weight"]
     hidden_BSH = policy.enter(F.embedding(batch.input_ids, table))
-    image_BS = batch.mm_token_type_ids == 1
-    if batch.pixel_values is not None and batch.image_grid_thw is not None:
-        visual = root / "model" / "visual"
-        features_MH = vision.tower(batch.pixel_values, batch.image_grid_thw, visual, config.vision, policy)
-        if len(features_MH) != image_BS.sum():
-            raise ValueError(f"{len(features_MH)} image features for {int(image_BS.sum())} image tokens")
-        hidden_BSH = hidden_BSH.masked_scatter(image_BS[..., None], features_MH)
-    real_BS = batch.attention_mask != 0
+    for kind, pixel_values_NP in batch.pixels.items():
+        features_MH = vision.tower(pixel_values_NP, batch.grids[kind], root / "model" / "visual", config.vision, policy)
+        place_BS = batch.mm_token_type_ids == kind
+        if len(features_MH) != place_BS.sum():
+            raise ValueError(f"{len(features_MH)} features for {int(place_BS.sum())} tokens of type {kind}")
+        hidden_BSH = hidden_BSH.masked_scatter(place_BS[..., None], features_MH)
     merge = config.vision.spatial_merge_size
-    position_3BS = mrope_positions(real_BS, batch.mm_token_type_ids, batch.image_grid_thw, merge)
+    position_3BS = mrope_positions(batch.documents, batch.mm_token_type_ids, batch.grids, merge)
     language = root / "model" / "language_model"
-    hidden_BSH, routing = text.decoder(hidden_BSH, position_3BS, real_BS, language, config.text, policy, pinned or {})
+    hidden_BSH, routing = text.decoder(
+        hidden_BSH, position_3BS, batch.documents, language, config.text, policy, pinned or {}
+    )
     return Output(linear(hidden_BSH, root["lm_head.weight"], None, policy), routing)

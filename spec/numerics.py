@@ -19,10 +19,12 @@ class Policy:
         draw: None computes plainly. An int computes one sample of equally legitimate arithmetic instead: inputs moved
             by at most one ulp and every contraction summed in a random order. The error of the samples is the noise
             that no implementation under this policy can be blamed for.
+        buffers: dtype that rotary frequencies are rounded to, as Megatron's bf16 wrapper does; None leaves them wide.
     """
 
     compute: torch.dtype = torch.float64
     draw: int | None = None
+    buffers: torch.dtype | None = None
     generator: torch.Generator | None = field(init=False, compare=False, repr=False, default=None)
 
     def __post_init__(self) -> None:

@@ -8,6 +8,8 @@ Source: RoFormer (arXiv 2104.09864), M-RoPE of Qwen2-VL (arXiv 2409.12191); conf
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -16,8 +18,9 @@ from spec.numerics import Policy
 
 
 def frequencies(dim: int, theta: float, policy: Policy) -> Tensor:
-    """theta^(-2i/dim) for i in 0 .. dim/2 - 1."""
-    return theta ** -(torch.arange(0, dim, 2, dtype=policy.wide) / dim)
+    """theta^(-2i/dim) for i in 0 .. dim/2 - 1, rounded to the policy's dtype of buffers."""
+    frequency = theta ** -(torch.arange(0, dim, 2, dtype=policy.wide) / dim)
+    return frequency if policy.buffers is None else policy.widen(frequency.to(policy.buffers))
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -45,33 +48,46 @@ def vision_cos_sin(row_N: Tensor, column_N: Tensor, config: VisionConfig, policy
     return angle.cos(), angle.sin()
 
 
-def mrope_positions(
-    real_BS: Tensor, token_type_BS: Tensor, image_grid_thw: Tensor | None, spatial_merge_size: int
-) -> Tensor:
+def mrope_positions(document_BS: Tensor, token_type_BS: Tensor, grids: dict[int, Tensor], merge: int) -> Tensor:
     """Positions (t, h, w) of every token, [3, B, S] int64.
 
-    Text advances all three together. An image stands still in t and spreads its merged grid over h and w; what follows
-    starts behind its longer side. Padding has position 0 and takes none.
+    Text advances all three together. A picture (an image, or one temporal patch of a video) stands still in t and
+    spreads its merged grid over h and w; what follows starts behind its longer side. Every document begins at 0.
+    Padding has position 0 and takes none.
 
     Args:
-        real_BS: bool, False at padding.   token_type_BS: 0 text, 1 image.
-        image_grid_thw: [n, 3], the images of the whole batch in order, in patches before merging.
+        document_BS: number of the document that each token belongs to, -1 at padding.
+        token_type_BS: 0 text, 1 image, 2 video.
+        grids: by token type, [n, 3] in patches before merging, of the whole batch in token order.
+        merge: side of a merge block in patches.
     """
-    position_3BS = torch.zeros(3, *real_BS.shape, dtype=torch.int64)
-    grids = iter([] if image_grid_thw is None else image_grid_thw.tolist())
-    for sample, (real_S, token_type_S) in enumerate(zip(real_BS, token_type_BS, strict=True)):
-        place_S = real_S.nonzero().flatten().tolist()
-        current = done = 0
-        while done < len(place_S):
-            if token_type_S[place_S[done]] == 0:
-                position_3BS[:, sample, place_S[done]] = current
-                current, done = current + 1, done + 1
-                continue
-            _, rows, columns = next(grids)
-            rows, columns = rows // spatial_merge_size, columns // spatial_merge_size
-            for row in range(rows):
-                for column in range(columns):
-                    place = place_S[done + row * columns + column]
-                    position_3BS[:, sample, place] = torch.tensor([current, current + row, current + column])
-            current, done = current + max(rows, columns), done + rows * columns
+    position_3BS = torch.zeros(3, *document_BS.shape, dtype=torch.int64)
+    pictures = {kind: iter(picture_sizes(grid, merge)) for kind, grid in grids.items()}
+    for sample, (document_S, token_type_S) in enumerate(zip(document_BS, token_type_BS, strict=True)):
+        for document in document_S[document_S >= 0].unique().tolist():
+            places = (document_S == document).nonzero().flatten().tolist()
+            position_3BS[:, sample, places] = document_positions(token_type_S[places].tolist(), pictures)
     return position_3BS
+
+
+def picture_sizes(grid_thw: Tensor, merge: int) -> list[tuple[int, int]]:
+    """Merged (rows, columns) of every image and of every temporal patch of a video, in token order."""
+    return [(h // merge, w // merge) for t, h, w in grid_thw.tolist() for _ in range(t)]
+
+
+def document_positions(types: list[int], pictures: dict[int, Iterator[tuple[int, int]]]) -> Tensor:
+    """Positions [3, S] of one document's tokens, which takes its pictures from the iterators."""
+    positions: list[tuple[int, int, int]] = []
+    current = 0
+    while len(positions) < len(types):
+        kind = types[len(positions)]
+        if kind == 0:
+            positions.append((current, current, current))
+            current += 1
+        else:
+            rows, columns = next(pictures[kind])
+            positions += [
+                (current, current + row, current + column) for row in range(rows) for column in range(columns)
+            ]
+            current += max(rows, columns)
+    return torch.tensor(positions).T

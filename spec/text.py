@@ -24,7 +24,7 @@ from spec.scope import Scope
 def decoder(
     hidden_BSH: Tensor,
     position_3BS: Tensor,
-    real_BS: Tensor,
+    document_BS: Tensor,
     weights: Scope,
     config: TextConfig,
     policy: Policy,
@@ -33,13 +33,14 @@ def decoder(
     """All layers and the final norm. Returns hidden states [B, S, H] and the routing of every MoE layer by its index.
 
     Args:
-        real_BS: bool, False at padding, which no token looks at.
+        document_BS: a token looks at its own document only; -1 is padding, which no token looks at.
         weights: scope `model.language_model`.
         pinned: expert choices [T, K] to use, by layer index.
     """
     cos_BSD, sin_BSD = text_cos_sin(position_3BS, config, policy)
     length = hidden_BSH.shape[1]
-    allowed_BSS = torch.ones(length, length, dtype=torch.bool).tril() & real_BS[:, None, :]
+    same_BSS = (document_BS[:, :, None] == document_BS[:, None, :]) & (document_BS >= 0)[:, None, :]
+    allowed_BSS = torch.ones(length, length, dtype=torch.bool).tril() & same_BSS
     routings: dict[int, Routing] = {}
     for index in range(config.num_hidden_layers):
         layer = weights / "layers" / index

@@ -16,11 +16,10 @@ from glmv.verify.routing import RoutingNoise, ScoreNoise, judge_margins, judge_s
 from glmv.verify.trace import MicroBatch, Trace, TracedStep
 from glmv.verify.updates import judge_update
 from spec.config import Config
-from spec.loss import count_targets
 from spec.numerics import Policy
 from spec.optimizer import Hyper, Schedule, learning_rate
 from spec.router import Routing
-from spec.train import Contribution, contribution
+from spec.train import Contribution, Objective, contribution
 
 KINDS = ("loss", "gradients", "routing", "weights")
 
@@ -137,9 +136,9 @@ def judge_step(trace: Trace, recipe: Recipe, prepared: Prepared, noise: RunNoise
 
 
 def _contributions(step: TracedStep, recipe: Recipe, policy: Policy) -> Iterator[Contribution]:
-    targets = sum(count_targets(_labels(micro)) for micro in step.micro_batches)
+    objective = Objective.of([micro.batch for micro in step.micro_batches])
     for micro in step.micro_batches:
-        part = contribution(step.before, micro.batch, targets, recipe.config, policy, micro.experts)
+        part = contribution(step.before, micro.batch, objective, recipe.config, policy, micro.experts)
         trained = {name: g for name, g in part.gradients.items() if name in step.gradients}
         yield replace(part, gradients=trained)
 
@@ -201,8 +200,3 @@ def _sum(parts: Iterator[Contribution]) -> _Answer:
 
 def _real(micro: MicroBatch) -> Tensor:
     return micro.batch.attention_mask.flatten() != 0
-
-
-def _labels(micro: MicroBatch) -> Tensor:
-    assert micro.batch.labels is not None, "a recorded micro-batch has labels"
-    return micro.batch.labels

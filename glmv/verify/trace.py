@@ -33,7 +33,7 @@ from spec.model import Batch
 from spec.optimizer import State
 
 GATE = re.compile(r"layers\.(\d+)\.mlp\.gate$")
-BATCH_FIELDS = [field.name for field in dataclasses.fields(Batch)]
+BATCH_FIELDS = sorted({f.name for f in dataclasses.fields(Batch)} & {f.name for f in dataclasses.fields(MachineBatch)})
 
 
 class Recorder(Observer):

@@ -9,10 +9,9 @@ from safetensors.torch import load_file
 
 from glmv.data.batch import Batch
 from spec.config import Config
-from spec.loss import count_targets
 from spec.model import Batch as LawBatch
 from spec.numerics import Policy
-from spec.train import contribution
+from spec.train import Objective, contribution
 
 PIXELS = 3 * 2 * 14 * 14
 # A micro-batch is a list of samples, a sample a list of parts: an int is that many text tokens, a pair an image of so
@@ -77,6 +76,12 @@ def _labels(name: str, labels_BS: torch.Tensor) -> torch.Tensor:
     return labels_BS
 
 
+def law_batch(name: str) -> LawBatch:
+    """The same micro-batch for the law."""
+    batch = micro_batch(name)
+    return LawBatch(**{key: getattr(batch, key) for key in LawBatch.__dataclass_fields__ if hasattr(batch, key)})
+
+
 class Law:
     """Loss and gradients of a list of micro-batches; each is computed once for each policy."""
 
@@ -87,7 +92,7 @@ class Law:
     def of(self, names, choices=None):
         """A law for the `judge` fixture; `choices` pins the experts of each micro-batch by layer."""
         choices = choices or [{} for _ in names]
-        targets = sum(count_targets(micro_batch(name).labels) for name in names)
+        targets = Objective.of([law_batch(name) for name in names]).targets
 
         def law(policy: Policy):
             pins = [tuple((layer, _frozen(index)) for layer, index in choice.items()) for choice in choices]
@@ -99,10 +104,10 @@ class Law:
 
     @functools.cache  # noqa: B019 - the law lives as long as the test module
     def _part(self, name, compute, draw, pin):
-        batch = micro_batch(name)
-        fields = {key: getattr(batch, key) for key in LawBatch.__dataclass_fields__}
         pinned = {layer: torch.tensor(index) for layer, index in pin}
-        return contribution(self.weights, LawBatch(**fields), 1, self.config, Policy(compute, draw=draw), pinned)
+        summed = Objective("per_token_loss", targets=1, micro_batches=1)
+        policy = Policy(compute, draw=draw)
+        return contribution(self.weights, law_batch(name), summed, self.config, policy, pinned)
 
 
 def _frozen(index_TK: torch.Tensor) -> tuple[tuple[int, ...], ...]:

@@ -13,7 +13,7 @@ from glmv.model import Glm4vMoeForConditionalGeneration, ModelConfig
 from glmv.ops.loss import token_cross_entropy
 from spec import layout
 from spec.config import Config
-from spec.loss import summed_cross_entropy
+from spec.loss import IGNORED, cross_entropy, next_token_targets
 from spec.model import Batch, forward
 from spec.numerics import Policy
 from spec.train import is_trainable
@@ -87,7 +87,8 @@ class Tiny:
             masters = {name: policy.widen(w).requires_grad_(is_trainable(name)) for name, w in self.weights.items()}
             trained = {name: w for name, w in masters.items() if w.requires_grad}
             logits = forward(masters, self.law_config, batch, policy, pinned).logits
-            loss = summed_cross_entropy(logits, batch.labels, policy)
+            target_BS = next_token_targets(batch.labels, batch.documents)
+            loss = cross_entropy(logits, target_BS, (target_BS != IGNORED).double(), policy)
             found = torch.autograd.grad(loss, trained.values(), allow_unused=True, materialize_grads=True)
             return {"logits": logits.detach()[real_BS], "loss": loss.detach(), **dict(zip(trained, found, strict=True))}
 

@@ -10,7 +10,7 @@ from spec import rope
 def test_positions_are_the_laws(case):
     batch = make_batch(case)
     mine = mrope_positions(batch.mm_token_type_ids, batch.image_grid_thw, MERGE, batch.attention_mask)
-    law = rope.mrope_positions(batch.attention_mask.bool(), batch.mm_token_type_ids, batch.image_grid_thw, MERGE)
+    law = rope.mrope_positions(batch.documents, batch.mm_token_type_ids, batch.grids, MERGE)
     assert mine.equal(law)
 
 

@@ -6,12 +6,13 @@ from glmv.ops.loss import count_targets, token_cross_entropy
 from spec import loss as law_loss
 
 LABELS = torch.tensor([[5, -100, 3, 0, -100], [-100, -100, 9, 9, 2]])
+TARGETS = law_loss.next_token_targets(LABELS, torch.zeros_like(LABELS))
 LOGITS = draw(2, 5, 11)
 
 
 def law(policy):
     logits = leaf(LOGITS, policy.wide)
-    value = law_loss.summed_cross_entropy(policy.enter(logits), LABELS, policy)
+    value = law_loss.cross_entropy(policy.enter(logits), TARGETS, TARGETS.ne(law_loss.IGNORED).double(), policy)
     value.backward()
     return {"loss": value.detach(), "logits": logits.grad}
 
@@ -39,7 +40,7 @@ def test_nothing_to_learn_is_zero_with_zero_gradients(length):
 
 
 def test_count_targets():
-    assert count_targets(LABELS).item() == law_loss.count_targets(LABELS) == 5
+    assert count_targets(LABELS).item() == law_loss.count_targets([(LABELS, torch.zeros_like(LABELS))]) == 5
     assert count_targets(torch.full((2, 4), -100)).item() == 0
 
 

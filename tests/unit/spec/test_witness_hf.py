@@ -4,10 +4,9 @@ import pytest
 import torch
 from hf_witness import BATCHES, build_witness
 
-from spec.loss import count_targets
 from spec.model import forward
 from spec.numerics import Policy
-from spec.train import contribution
+from spec.train import Objective, contribution
 
 
 def law_of(witness, batch, pinned):
@@ -15,7 +14,7 @@ def law_of(witness, batch, pinned):
 
     def law(policy):
         logits = forward(witness.weights, witness.config, batch, policy, pinned).logits[real]
-        part = contribution(witness.weights, batch, count_targets(batch.labels), witness.config, policy, pinned)
+        part = contribution(witness.weights, batch, Objective.of([batch]), witness.config, policy, pinned)
         return {"logits": logits, "loss": part.loss, **part.gradients}
 
     return law
@@ -57,5 +56,5 @@ def test_group_limited_routing_without_normalisation(judge):
 def test_a_wrong_count_of_image_tokens_is_refused(witness):
     batch = BATCHES["one_image"]()
     batch.mm_token_type_ids[0, 5] = 0
-    with pytest.raises(ValueError, match="6 image features for 5 image tokens"):
+    with pytest.raises(ValueError, match="6 features for 5 tokens of type 1"):
         forward(witness.weights, witness.config, batch, Policy())
