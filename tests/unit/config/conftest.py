@@ -9,7 +9,7 @@ from glmv.config import ConfigError, load_config
 
 @pytest.fixture
 def published():
-    return Path(__file__).parents[2] / "data" / "mindspeed_106b.yaml"
+    return Path(__file__).parents[3] / "examples" / "glm4.5v" / "glm4_5v_106B_config_v1.yaml"
 
 
 @pytest.fixture

@@ -22,6 +22,11 @@ def test_the_published_config_needs_four_things(published):
     ]
 
 
+def test_the_example_tells_what_the_command_says(published):
+    readme = (published.parent / "README.md").read_text()
+    assert "\n".join(unbuilt(load_config(published))) + "\n```" in readme
+
+
 def test_without_them_it_can_be_trained(published):
     assert unbuilt(load_config(published, PLAIN)) == []
 
