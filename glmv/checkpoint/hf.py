@@ -29,6 +29,10 @@ class HfDirectory:
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
         self._entries: dict[str, tuple[Path, Entry]] = {}
+        if (self.directory / INDEX).is_file() and (self.directory / SINGLE).is_file():
+            raise CheckpointError(
+                f"{self.directory}: has both {INDEX} and {SINGLE}, and they need not agree. Remove one of them."
+            )
         if (self.directory / INDEX).is_file():
             self._open_shards(_weight_map(self.directory / INDEX))
         elif (self.directory / SINGLE).is_file():

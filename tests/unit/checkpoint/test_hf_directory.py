@@ -44,6 +44,12 @@ def test_no_weights(tmp_path):
         HfDirectory(tmp_path)
 
 
+def test_two_sets_of_weights_are_refused(hf_copy):
+    save_file({"w": torch.arange(3.0)}, hf_copy / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"has both .* and model.safetensors, and they need not agree"):
+        HfDirectory(hf_copy)
+
+
 def test_a_missing_shard_is_named_with_a_tensor_of_it(hf_copy):
     (hf_copy / "model-00002-of-00004.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"model-00002-of-00004.safetensors: is missing, and .* \(model\.\S+"):

@@ -57,6 +57,11 @@ def test_any_text_survives_the_tokenizer(text, tokenizer):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+def test_skipping_special_tokens_leaves_thoughts_readable(tokenizer):
+    ids = tokenizer.encode("<|user|>\nWhy?/nothink<|assistant|>\n<think>so</think>")
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "\nWhy?/nothink\n<think>so</think>"
+
+
 def test_chat_template_writes_the_glm_form(tokenizer):
     picture_turn = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]}
     messages = [{"role": "system", "content": "S"}, picture_turn, {"role": "assistant", "content": "A dog."}]
