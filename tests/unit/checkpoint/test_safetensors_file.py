@@ -14,21 +14,9 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def mixed_tensors() -> dict[str, torch.Tensor]:
-    names = [
-        "int64",
-        "float64",
-        "float32",
-        "int32",
-        "bfloat16",
-        "float16",
-        "int16",
-        "float8_e4m3fn",
-        "float8_e5m2",
-        "int8",
-        "uint8",
-        "bool",
-    ]
-    tensors = {f"of.{name}": torch.arange(6).view(2, 3).to(getattr(torch, name)) for name in names}
+    wide = [torch.int64, torch.float64, torch.float32, torch.int32, torch.bfloat16, torch.float16, torch.int16]
+    narrow = [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8, torch.bool]
+    tensors = {f"of.{dtype}": torch.arange(6).view(2, 3).to(dtype) for dtype in wide + narrow}
     return tensors | {"empty": torch.empty(0, 4), "scalar": torch.tensor(3.5), "a.名": torch.ones(1)}
 
 
