@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from rank_cases import CASES, NOTHING_TO_LEARN, micro_batch
+from rank_cases import CASES, NOTHING_TO_LEARN, cases_of, micro_batch
 from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
@@ -139,19 +139,24 @@ def norms_over_meshes(process):
     return seen
 
 
+def formats_and_corners(directory, model, process):
+    """What two ranks are asked beyond the core."""
+    results = {("fp64", "nothing_to_learn"): run(model, NOTHING_TO_LEARN, process)}
+    frozen = build(directory, "fp64", process, frozen=["model.visual"])
+    results["fp64", "frozen_vision"] = run(frozen, CASES["text_beside_pictures"], process)
+    for policy in ("fp32", "bf16"):
+        rounded = build(directory, policy, process)
+        results[policy, "all_different"] = run(rounded, CASES["all_different"], process)
+    results["dtypes"] = observed_dtypes(rounded)
+    return results
+
+
 def main(directory, out):
-    results = {}
     with process_group("cpu") as process:
         model = build(directory, "fp64", process)
-        for case, names in CASES.items():
-            results["fp64", case] = run(model, names, process)
-        results["fp64", "nothing_to_learn"] = run(model, NOTHING_TO_LEARN, process)
-        frozen = build(directory, "fp64", process, frozen=["model.visual"])
-        results["fp64", "frozen_vision"] = run(frozen, CASES["text_beside_pictures"], process)
-        for policy in ("fp32", "bf16"):
-            model = build(directory, policy, process)
-            results[policy, "all_different"] = run(model, CASES["all_different"], process)
-        results["dtypes"] = observed_dtypes(model)
+        results = {("fp64", case): run(model, CASES[case], process) for case in cases_of(process.world_size)}
+        if process.world_size == 2:
+            results |= formats_and_corners(directory, model, process)
         results["meshes"] = norms_over_meshes(process)
         if process.is_main:
             torch.save(results, out)
