@@ -1,8 +1,8 @@
 """The architecture, read from the model's own config.json.
 
 Both spellings of the rotary settings are read: the hub's (`rope_scaling`, `rope_theta`, `partial_rotary_factor`) and
-transformers 5's (`rope_parameters`). Keys that do not concern the architecture are ignored; keys that do, and ask for
-something GLM-4.5V is not, are refused.
+transformers 5's (`rope_parameters`). Keys that do not concern the architecture are ignored (`glmv.model.config_keys`
+lists them); a key that asks for something GLM-4.5V is not, or that nobody knows, is refused.
 """
 
 import json
@@ -14,6 +14,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from glmv.errors import GlmvError
+from glmv.model.config_keys import BOOKKEEPING, ROPE, WITHOUT_EFFECT, unknown_key
 
 logger = logging.getLogger("glmv.model")
 
@@ -23,23 +24,31 @@ class ConfigError(GlmvError):
 
 
 class Section(BaseModel):
-    """A frozen part of config.json; unknown keys are ignored, types are not guessed."""
+    """A frozen part of config.json: every key is read, built in, known to have no effect, or refused."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
     @model_validator(mode="before")
     @classmethod
     def refuse_other_architectures(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Settings that would change the computation must have the one value that is built."""
+        """Settings that would change the computation must have a value that is built; the others must be known."""
         for key, built in cls.only().items():
-            if values.get(key, built) != built:
-                raise ValueError(f"{key} = {values[key]!r}: only {built!r} is built")
+            if values.get(key, built[0]) not in built:
+                raise ValueError(f"{key} = {values[key]!r}: only {' or '.join(map(repr, built))} is built")
+        cls.refuse_unknown_keys(values)
         return values
 
     @classmethod
-    def only(cls) -> dict[str, object]:
-        """Keys with a single supported value."""
+    def only(cls) -> dict[str, tuple[object, ...]]:
+        """Keys that are not read, and the values that mean what is built."""
         return {}
+
+    @classmethod
+    def refuse_unknown_keys(cls, values: Mapping[str, Any]) -> None:
+        """A key that may be a misspelt or a foreign setting."""
+        known = {*cls.model_fields, *cls.only(), "rope_theta", "rope_scaling", "rope_parameters"}
+        fault = unknown_key(values, known, BOOKKEEPING | WITHOUT_EFFECT)
+        require(fault is None, fault or "")
 
 
 def require(holds: bool, message: str) -> None:
@@ -65,6 +74,8 @@ def flatten_rope(values: Mapping[str, Any]) -> dict[str, Any]:
         require(isinstance(group, Mapping), f"{name} = {group!r} is no object")
         kind = group.get("rope_type", group.get("type", "default"))
         require(kind in ("default", "mrope", "axial"), f"rope_type = {kind!r}: only 'default' is built")
+        fault = unknown_key(group, ROPE)
+        require(fault is None, f"{name}.{fault}")
         flat |= {key: group[key] for key in ("rope_theta", "partial_rotary_factor", "mrope_section") if key in group}
     for key in ("rope_theta", "partial_rotary_factor"):
         if isinstance(flat.get(key), int):
@@ -99,9 +110,16 @@ class TextConfig(Section):
     pad_token_id: int | None = None
 
     @classmethod
-    def only(cls) -> dict[str, object]:
-        """No qk-norm weights exist in GLM-4.5V; dropout is not built."""
-        return {"hidden_act": "silu", "use_qk_norm": False, "attention_dropout": 0}
+    def only(cls) -> dict[str, tuple[object, ...]]:
+        """No qk-norm weights exist in GLM-4.5V; dropout is not built; routing is aux-free, on sigmoid scores."""
+        return {
+            "model_type": ("glm4v_moe_text",),
+            "hidden_act": ("silu",),
+            "use_qk_norm": (False,),
+            "attention_dropout": (0,),
+            "scoring_func": ("sigmoid",),
+            "topk_method": ("noaux_tc",),
+        }
 
     @model_validator(mode="before")
     @classmethod
@@ -175,9 +193,15 @@ class VisionConfig(Section):
     rope_theta: float = Field(default=10000.0, gt=0)
 
     @classmethod
-    def only(cls) -> dict[str, object]:
+    def only(cls) -> dict[str, tuple[object, ...]]:
         """The tower has no attention bias; dropout is not built."""
-        return {"hidden_act": "silu", "attention_bias": False, "attention_dropout": 0}
+        return {
+            "model_type": ("glm4v_moe", "glm4v_moe_vision"),
+            "hidden_act": ("silu",),
+            "attention_bias": (False,),
+            "attention_dropout": (0,),
+            "hidden_dropout_prob": (0,),
+        }
 
     @model_validator(mode="before")
     @classmethod
@@ -216,6 +240,15 @@ class ModelConfig(Section):
     video_start_token_id: int = 151341
     video_end_token_id: int = 151342
     tie_word_embeddings: bool = False
+
+    @classmethod
+    def only(cls) -> dict[str, tuple[object, ...]]:
+        """Quantised weights are not read."""
+        return {"model_type": ("glm4v_moe",), "quantization_config": (None,)}
+
+    @classmethod
+    def refuse_unknown_keys(cls, values: Mapping[str, Any]) -> None:
+        """The root holds no setting of the computation; files carry many things there."""
 
     @model_validator(mode="after")
     def fit(self) -> Self:

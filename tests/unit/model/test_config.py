@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+from transformers import Glm4vMoeConfig
 
 from glmv.model import ConfigError, ModelConfig
 
@@ -33,6 +34,28 @@ def test_every_spelling_of_rope(spelling):
     rope = {"rope_theta": None, "partial_rotary_factor": None, "rope_scaling": None} | SPELLINGS[spelling]
     text = ModelConfig.from_hf(config_with(rope)).text
     assert (text.rope_theta, text.rotary_dim, text.mrope_section) == (5000.0, 32, (4, 6, 6))
+
+
+PLACES = {
+    "top_level": {"partial_rotary_factor": 0.5},
+    "rope_scaling": {"rope_scaling": {"partial_rotary_factor": 0.5, "mrope_section": [8, 12, 12]}},
+    "rope_parameters": {"rope_parameters": {"partial_rotary_factor": 0.5, "mrope_section": [8, 12, 12]}},
+    "absent": {},
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_wherever_the_rotary_share_stands_it_is_the_same_model(place):
+    rope = {"partial_rotary_factor": None} | PLACES[place]
+    assert ModelConfig.from_hf(config_with(rope)) == ModelConfig.from_hf(REAL)
+
+
+def test_what_transformers_5_writes_is_the_same_model(tiny_dir, tmp_path):
+    Glm4vMoeConfig.from_pretrained(tiny_dir).save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert "rope_parameters" in written["text_config"]
+    assert "rope_scaling" not in written["text_config"]
+    assert ModelConfig.from_hf_dir(tmp_path) == ModelConfig.from_hf_dir(tiny_dir)
 
 
 def test_half_of_the_head_rotates_where_the_file_does_not_say():
@@ -73,6 +96,31 @@ FAULTS = {
     ),
     "head_dim": ({"text": {"head_dim": None}}, "head_dim is missing, and hidden_size is no multiple"),
     "qk_norm": ({"text": {"use_qk_norm": True}}, "use_qk_norm = True: only False is built"),
+    "text_type": (
+        {"text": {"model_type": "glm4_moe"}},
+        "text_config: model_type = 'glm4_moe': only 'glm4v_moe_text' is built",
+    ),
+    "root_type": ({"model_type": "glm4v"}, "model_type = 'glm4v': only 'glm4v_moe' is built"),
+    "quantised": ({"quantization_config": {"bits": 4}}, "quantization_config = {'bits': 4}: only None is built"),
+    "softmax": ({"text": {"scoring_func": "softmax"}}, "scoring_func = 'softmax': only 'sigmoid' is built"),
+    "dropout": ({"vision": {"hidden_dropout_prob": 0.1}}, "hidden_dropout_prob = 0.1: only 0 is built"),
+    "unknown_text": (
+        {"text": {"num_expert_per_tok": 4}},
+        "text_config: num_expert_per_tok = 4 is not a known key, and would have no effect here. "
+        "Did you mean num_experts_per_tok",
+    ),
+    "foreign_text": (
+        {"text": {"sliding_window": 4096}},
+        "text_config: sliding_window = 4096 is not a known key, and would have no effect here. Take it out if",
+    ),
+    "unknown_vision": (
+        {"vision": {"patchsize": 7}},
+        "vision_config: patchsize = 7 is not a known key.* Did you mean patch_size",
+    ),
+    "unknown_rope": (
+        {"text": {"rope_scaling": {"mrope_section": [8, 12, 12], "factor": 4.0}}},
+        "text_config: rope_scaling.factor = 4.0 is not a known key",
+    ),
     "activation": ({"vision": {"hidden_act": "gelu"}}, "vision_config: hidden_act = 'gelu': only 'silu' is built"),
     "widths": (
         {"vision": {"out_hidden_size": 4095}},
@@ -89,6 +137,16 @@ FAULTS = {
     "negative": ({"vision": {"depth": -1}}, "vision_config.depth = -1: Input should be greater than 0"),
     "no_vision": ({"vision_config": None}, "vision_config is missing or no object"),
 }
+
+
+HARMLESS = {"torch_dtype": "bfloat16", "use_cache": True, "initializer_range": 0.01, "attention_dropout": 0.0}
+
+
+@pytest.mark.parametrize("part", ["text", "vision"])
+def test_keys_without_effect_are_passed_over(part):
+    changed = config_with(**{part: HARMLESS | {"transformers_version": "4.55.0"}})
+    changed[f"{part}_config"]["sliding_window"] = None  # null sets nothing
+    assert ModelConfig.from_hf(changed) == ModelConfig.from_hf(REAL)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
