@@ -12,6 +12,7 @@ import pickle
 import warnings
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import IO, cast
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,7 @@ from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.utils import _create_file_view
 
 from glmv.checkpoint.errors import CheckpointError
 
@@ -122,6 +124,9 @@ class TensorReader:
         record = self._metadata.state_dict_metadata.get(key)
         if not isinstance(record, TensorStorageMetadata):
             raise CheckpointError(f"{self._directory}: no tensor {key}. Give a checkpoint that glmv wrote.")
+        if [chunk.sizes for chunk in record.chunks] == [record.size]:
+            whole = self._read_chunk(key, MetadataIndex(key, record.chunks[0].offsets), record.size)
+            return whole.to(dtype or whole.dtype)
         tensor = torch.empty(record.size, dtype=dtype or record.properties.dtype)
         filled = 0
         for chunk in record.chunks:
@@ -140,9 +145,8 @@ class TensorReader:
         path = self._directory / info.relative_path
         try:
             with path.open("rb") as stream:
-                stream.seek(info.offset)
-                raw = io.BytesIO(stream.read(info.length))
-            part = torch.load(raw, map_location="cpu", weights_only=True)
+                view = cast(IO[bytes], _create_file_view(stream, info.offset, info.length))
+                part = torch.load(view, map_location="cpu", weights_only=True)
         except FileNotFoundError:
             raise CheckpointError(f"{path}: is missing, and {key} stands in it. Give another iteration.") from None
         except (RuntimeError, EOFError, pickle.UnpicklingError) as error:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from glmv.checkpoint.dcp_to_hf import dcp_to_hf
 from glmv.checkpoint.hf_to_dcp import hf_to_dcp
 from glmv.checkpoint.training import load_model, load_optimizer, resolve_checkpoint
 from glmv.model import Glm4vMoeForConditionalGeneration, ModelConfig
@@ -61,6 +62,12 @@ def test_one_process_loads_the_optimizer_that_two_ranks_saved(run, whole):
     names = {parameter: name for name, parameter in model.named_parameters()}
     entries = {f"{names[p]}.{entry}": value for p, state in optimizer.state.items() for entry, value in state.items()}
     assert_same(entries, run.optimizer)
+
+
+def test_the_export_puts_the_shards_of_two_ranks_together(run, tmp_path):
+    dcp_to_hf(run.root, tmp_path / "export")
+    exported = {name: t for path in (tmp_path / "export").glob("*.safetensors") for name, t in load_file(path).items()}
+    assert_same(exported, law.per_expert(run.model))
 
 
 def test_an_unknown_layer_is_told_on_every_rank(run):
