@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from glmv.config.data import AttributeNames, DatasetParam
 from glmv.data.errors import DataError
+from glmv.data.sample import Dropped
 
 PLACEHOLDER = "<image>"
 """Where a picture stands in a user's text."""
@@ -34,15 +35,17 @@ class Conversation:
     images: tuple[Path, ...]
 
 
-def read_conversations(param: DatasetParam) -> list[Conversation]:
-    """All conversations of the files in `basic_parameters.dataset`, at most `max_samples`.
+def read_conversations(param: DatasetParam) -> list[Conversation | Dropped]:
+    """All records of the files in `basic_parameters.dataset`, at most `max_samples`.
+
+    A record in which the assistant says nothing (no content, null, blanks) is dropped: it would teach silence.
 
     Raises:
         DataError: with file and sample index, for a file or a record that is not what `attr` describes.
     """
     basic = param.basic_parameters
     folder = picture_folder(basic.dataset_dir)
-    found: list[Conversation] = []
+    found: list[Conversation | Dropped] = []
     for name in basic.dataset.split(","):
         path = Path(name.strip())
         for index, record in enumerate(read_records(path)):
@@ -115,7 +118,9 @@ def _json_lines(text: str, path: Path) -> list[Any]:
     return records
 
 
-def _conversation(record: object, sample_id: str, where: str, attr: AttributeNames, folder: Path) -> Conversation:
+def _conversation(
+    record: object, sample_id: str, where: str, attr: AttributeNames, folder: Path
+) -> Conversation | Dropped:
     if not isinstance(record, dict):
         raise DataError(
             f"{where}: is a JSON {type(record).__name__}, not an object.\nGive it its turns under {attr.messages!r}."
@@ -128,19 +133,25 @@ def _conversation(record: object, sample_id: str, where: str, attr: AttributeNam
         )
     turns = tuple(_turn(message, f"{where}, turn {number}", attr) for number, message in enumerate(messages))
     _check_order(turns, where)
+    for number, turn in enumerate(turns):
+        if turn.role == "assistant" and not turn.text.strip():
+            return Dropped(sample_id, f"the assistant says nothing in turn {number}")
     images = tuple(_pictures(record, where, attr, folder))
     _check_placeholders(turns, len(images), where)
     return Conversation(sample_id, turns, images)
 
 
 def _turn(message: object, where: str, attr: AttributeNames) -> Turn:
-    if not isinstance(message, dict) or attr.role_tag not in message or attr.content_tag not in message:
+    roles: dict[str, Role] = {attr.system_tag: "system", attr.user_tag: "user", attr.assistant_tag: "assistant"}
+    if isinstance(message, dict) and message.get(attr.role_tag) == attr.assistant_tag:
+        # An answer that is null or missing is an empty one; the sample will be dropped for it.
+        message = message | {attr.content_tag: "" if (said := message.get(attr.content_tag)) is None else said}
+    if not isinstance(message, dict) or not {attr.role_tag, attr.content_tag} <= message.keys():
         raise DataError(
             f"{where}: is not an object with {attr.role_tag!r} and {attr.content_tag!r}.\n"
             "Correct the sample, or role_tag and content_tag in data.dataset_param.attr."
         )
     role, text = message[attr.role_tag], message[attr.content_tag]
-    roles: dict[str, Role] = {attr.system_tag: "system", attr.user_tag: "user", attr.assistant_tag: "assistant"}
     if not isinstance(role, str) or role not in roles:
         raise DataError(
             f"{where}: {attr.role_tag} = {role!r} is not a known role.\n"
@@ -148,8 +159,6 @@ def _turn(message: object, where: str, attr: AttributeNames) -> Turn:
         )
     if not isinstance(text, str):
         raise DataError(f"{where}: {attr.content_tag} = {text!r} is not a text.\nWrite a string.")
-    if roles[role] == "assistant" and not text.strip():
-        raise DataError(f"{where}: the assistant says nothing.\nWrite an answer, or take the sample out.")
     return Turn(roles[role], text)
 
 

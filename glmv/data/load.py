@@ -10,7 +10,7 @@ from rich.progress import track
 
 from glmv.config.data import DataConfig
 from glmv.data.build import build_sample
-from glmv.data.dataset import read_conversations
+from glmv.data.dataset import Conversation, read_conversations
 from glmv.data.errors import DataError
 from glmv.data.images import PictureReader
 from glmv.data.sample import Dropped, Sample
@@ -55,18 +55,21 @@ def load_samples(data: DataConfig, model_dir: Path) -> Samples:
     pixels = param.preprocess_parameters
     pictures = (
         PictureReader(model_dir, max_pixels=pixels.image_max_pixels, min_pixels=pixels.image_min_pixels)
-        if any(conversation.images for conversation in conversations)
+        if any(isinstance(each, Conversation) and each.images for each in conversations)
         else None
     )
     basic = param.basic_parameters
     progress = track(conversations, "Reading samples", transient=True, disable=_rank() != 0)
-    built = [build_sample(each, template, pictures, basic) for each in progress]
+    built = [each if isinstance(each, Dropped) else build_sample(each, template, pictures, basic) for each in progress]
     samples = [each for each in built if isinstance(each, Sample)]
     dropped = [each for each in built if isinstance(each, Dropped)]
     if dropped:
         message = f"{basic.dataset}: {len(dropped)} of {len(built)} samples are dropped:\n{_list(dropped)}"
         if not samples:
-            raise DataError(f"{message}\nNone is left to train on. Raise cutoff_len, or lower image_max_pixels.")
+            raise DataError(
+                f"{message}\nNone is left to train on. Write answers where there are none; where samples are cut, "
+                "raise cutoff_len or lower image_max_pixels."
+            )
         if _rank() == 0:
             _log.warning(message)
     return Samples(samples, dropped, template.pad_token_id)

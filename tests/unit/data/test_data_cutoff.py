@@ -1,4 +1,4 @@
-"""What happens to a sample that is longer than `cutoff_len`."""
+"""What happens to a sample that is longer than `cutoff_len`, or in which nothing is to be learned."""
 
 import logging
 
@@ -78,10 +78,34 @@ def test_a_sample_without_targets_is_dropped(load, talk):
     ]
 
 
+@pytest.mark.parametrize("answer", [{"content": ""}, {"content": " \n\t"}, {"content": None}, {}])
+def test_a_sample_without_an_answer_is_dropped(load, talk, answer, caplog):
+    silent = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", **answer}]}
+    with caplog.at_level(logging.WARNING):
+        samples = load([talk("q", "yes"), silent])
+    assert [sample.sample_id for sample in samples] == ["d.json[0]"]
+    (record,) = caplog.records
+    assert record.message.endswith(
+        "d.json: 1 of 2 samples are dropped:\n  d.json[1]: the assistant says nothing in turn 1"
+    )
+
+
+def test_one_empty_answer_of_several_drops_the_sample(load, talk):
+    samples = load([talk("q", "yes", "q", ""), talk("q", "yes")])
+    assert [each.reason for each in samples.dropped] == ["the assistant says nothing in turn 3"]
+
+
+def test_data_without_any_answer_stop_the_run(load, talk):
+    with pytest.raises(DataError, match=r"2 of 2 samples are dropped:[^$]*None is left to train on. Write answers"):
+        load([talk("q", ""), talk("q", " ")])
+
+
 def test_when_all_are_dropped_the_run_stops(load, talk):
     with pytest.raises(DataError) as caught:
         load([talk("q", "yes")] * 12, cutoff_len=5)
     said = str(caught.value).splitlines()
     assert said[0].endswith("d.json: 12 of 12 samples are dropped:")
     assert len(said) == 1 + 10 + 1 + 1
-    assert said[-2:] == ["  and 2 more", "None is left to train on. Raise cutoff_len, or lower image_max_pixels."]
+    assert said[-2] == "  and 2 more"
+    assert said[-1].startswith("None is left to train on. ")
+    assert said[-1].endswith(" raise cutoff_len or lower image_max_pixels.")

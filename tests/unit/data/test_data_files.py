@@ -100,7 +100,6 @@ FAULTS = {
         "sample 1, turn 0: role = 'bot' is not a known role.\nUse system, user, assist",
     ),
     "null_content": (one(a("user", None)), "sample 1, turn 0: content = None is not a text."),
-    "empty_answer": (one(a("user", "q"), a("assistant", " \n")), "sample 1, turn 1: the assistant says nothing."),
     "two_users": (one(a("user", "q"), a("user", "q")), "sample 1: the roles are user, user.\nAfter at most one system"),
     "assistant_first": (one(a("assistant", "x"), a("user", "q")), "sample 1: the roles are assistant, user."),
     "user_last": (one(a("user", "q"), a("assistant", "x"), a("user", "q")), "the roles are user, assistant, user."),

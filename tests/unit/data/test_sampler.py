@@ -37,6 +37,28 @@ def test_the_order_is_a_law_of_seed_and_epoch():
     assert [sampler(5, seed=3).step(i)[0][0] for i in range(10)] == [3, 2, 4, 1, 0, 1, 4, 0, 3, 2]
 
 
+@pytest.mark.parametrize(("seed", "same"), [(3, True), (4, False)])
+def test_the_seed_alone_decides_the_order(seed, same):
+    # Samplers of their own, as in another process or after a restart.
+    orders = [[sampler(40, seed=s).step(step) for step in range(40)] for s in (3, seed)]
+    assert (orders[0] == orders[1]) is same
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_ranks_share_an_epoch_without_overlap(accumulation):
+    read = [
+        [
+            index
+            for step in range(12 // accumulation)
+            for batch in sampler(24, accumulation=accumulation, dp_rank=rank, dp_size=2).step(step)
+            for index in batch
+        ]
+        for rank in range(2)
+    ]
+    assert set(read[0]).isdisjoint(read[1])
+    assert {*read[0], *read[1]} == set(range(24))
+
+
 def test_seed_and_epoch_are_not_merely_added():
     orders = {
         (seed, epoch): tuple(everyone(i, 1, num_samples=40, seed=seed)[0] for i in range(epoch * 40, epoch * 40 + 40))
