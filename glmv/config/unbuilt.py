@@ -24,7 +24,6 @@ _BUILT: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("data.dataset_param.basic_parameters.template", ("glm4v_moe",), "this chat format"),
     ("data.dataloader_param.collate_param.ignore_pad_token_for_loss", (True,), "learning padding tokens"),
     ("model.attn_implementation", ("eager", "sdpa", "flash_attention_2"), "this attention kernel"),
-    ("features.loss_cfg.loss_type", ("per_token_loss",), "this loss normalisation"),
     ("features.enable_chunk_loss", (False,), "the chunked loss"),
     ("features.enable_dynamic_chunk_loss", (False,), "the dynamically chunked loss"),
     ("features.recompute", (False,), "activation recomputation"),

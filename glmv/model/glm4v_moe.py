@@ -1,16 +1,18 @@
 """GLM-4.5V: the vision tower, the text decoder and the head, glued together."""
-# Shapes: B batch, S sequence, V vocab, H hidden, N patches, P pixels of a patch, M image features.
+# Shapes: B batch, S sequence, V vocab, H hidden, N patches, P pixels of a patch, M features.
 
 import torch
 from torch import Tensor, nn
 
 from glmv.model.config import ConfigError, ModelConfig
+from glmv.model.inputs import Media, check_documents, check_media, gather_media
 from glmv.model.layers import Linear
-from glmv.model.positions import InputError, mrope_positions
+from glmv.model.positions import IMAGE, TEXT, mrope_positions
 from glmv.model.rotary import reset_rotaries
-from glmv.model.text import TextModel, padding
+from glmv.model.text import TextModel, visible_tokens
 from glmv.model.vision import VisionModel
 from glmv.ops.attention import IMPLEMENTATIONS
+from glmv.ops.documents import document_ids
 
 
 class Glm4vMoeModel(nn.Module):
@@ -27,27 +29,37 @@ class Glm4vMoeModel(nn.Module):
         input_ids_BS: Tensor,
         attention_mask_BS: Tensor | None,
         mm_token_type_ids_BS: Tensor | None,
-        pixel_values_NP: Tensor | None,
-        image_grid_thw: Tensor | None,
+        media: dict[int, Media],
+        cu_seqlens: Tensor | None,
     ) -> Tensor:
-        """Hidden states [B, S, H]; arguments as `Glm4vMoeForConditionalGeneration.forward`."""
+        """Hidden states [B, S, H]; `media` by token type, the others as in `Glm4vMoeForConditionalGeneration`."""
         merge = self.config.vision.spatial_merge_size
+        lengths = None if cu_seqlens is None else check_documents(cu_seqlens, input_ids_BS, attention_mask_BS)
+        mask_BS = torch.ones_like(input_ids_BS) if attention_mask_BS is None else attention_mask_BS
+        document_BS = document_ids(mask_BS, cu_seqlens)
         types_BS = torch.zeros_like(input_ids_BS) if mm_token_type_ids_BS is None else mm_token_type_ids_BS
-        check_inputs(types_BS, pixel_values_NP, image_grid_thw, merge)
-        positions_3BS = mrope_positions(types_BS, image_grid_thw, merge, attention_mask_BS)
-        features_MH = self.features(pixel_values_NP, image_grid_thw, input_ids_BS.device)
-        return self.language_model(input_ids_BS, features_MH, types_BS != 0, positions_3BS, padding(attention_mask_BS))
+        types_BS = types_BS.masked_fill(document_BS < 0, TEXT)  # whatever padding says it is
+        check_media(types_BS, media, merge)
+        grids = {kind: own.grid_thw for kind, own in media.items()}
+        positions_3BS = mrope_positions(types_BS, grids, merge, document_BS)
+        features = self.features(media, input_ids_BS.device)
+        return self.language_model(
+            input_ids_BS, features, types_BS, positions_3BS, visible_tokens(attention_mask_BS, lengths)
+        )
 
-    def features(self, pixel_values_NP: Tensor | None, image_grid_thw: Tensor | None, device: torch.device) -> Tensor:
-        """Image features [M, H]. Without images, those of one black 2x2 image, of which the decoder uses none.
+    def features(self, media: dict[int, Media], device: torch.device) -> dict[int, Tensor]:
+        """Features [M, H] by token type. Without any media, those of one black 2x2 image, which no token takes.
 
-        The tower runs in every batch, so that ranks with and without images meet in the same collectives.
+        The tower runs once in every batch, whatever is in it, so that all ranks meet in the same collectives.
         """
-        if pixel_values_NP is None or image_grid_thw is None:
+        if not media:
             merge, pixels = self.config.vision.spatial_merge_size, self.config.vision.pixels_per_patch
-            pixel_values_NP = torch.zeros(merge * merge, pixels, device=device)
-            image_grid_thw = torch.tensor([[1, merge, merge]])
-        return self.visual(pixel_values_NP, image_grid_thw)
+            black_NP = torch.zeros(merge * merge, pixels, device=device)
+            return {IMAGE: self.visual(black_NP, torch.tensor([[1, merge, merge]]))}
+        pixel_values_NP = torch.cat([own.pixel_values_NP for own in media.values()])
+        features_MH = self.visual(pixel_values_NP, torch.cat([own.grid_thw for own in media.values()]))
+        counts = [len(own.pixel_values_NP) // self.config.vision.spatial_merge_size**2 for own in media.values()]
+        return dict(zip(media, features_MH.split(counts), strict=True))
 
 
 class Glm4vMoeForConditionalGeneration(nn.Module):
@@ -85,44 +97,33 @@ class Glm4vMoeForConditionalGeneration(nn.Module):
         mm_token_type_ids_BS: Tensor | None = None,
         pixel_values_NP: Tensor | None = None,
         image_grid_thw: Tensor | None = None,
+        pixel_values_videos_NP: Tensor | None = None,
+        video_grid_thw: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
     ) -> Tensor:
         """Logits [B, S, V] in the compute dtype.
 
         Args:
             input_ids_BS: int64.
             attention_mask_BS: 1 for real tokens, 0 for padding on either side; None when nothing is padded.
-            mm_token_type_ids_BS: 0 text, 1 image, 2 video frame; required with images.
+            mm_token_type_ids_BS: 0 text, 1 where an image feature replaces the embedding, 2 where a video's does (one
+                run of 2s a temporal patch); required with images and videos.
             pixel_values_NP: patches of all images, in token order.
             image_grid_thw: int64 [images, 3]: temporal patches, rows and columns of each image before merging.
+            pixel_values_videos_NP, video_grid_thw: the same for videos.
+            cu_seqlens: int32 [documents + 1], for one row that packs several documents: document d is at cu_seqlens[d]
+                to cu_seqlens[d + 1], sees itself only, and starts at position 0. Tokens behind the last are padding.
         Raises:
-            InputError: token types, pixels and grids do not fit together.
+            InputError: token types, pixels, grids and documents do not fit together.
         """
-        hidden_BSH = self.model(input_ids_BS, attention_mask_BS, mm_token_type_ids_BS, pixel_values_NP, image_grid_thw)
+        media = gather_media(pixel_values_NP, image_grid_thw, pixel_values_videos_NP, video_grid_thw)
+        hidden_BSH = self.model(input_ids_BS, attention_mask_BS, mm_token_type_ids_BS, media, cu_seqlens)
         return self.lm_head(hidden_BSH)
 
-    def reset_buffers(self) -> None:
-        """Recompute every non-persistent buffer; call after `to_empty`, which leaves them uninitialised."""
-        reset_rotaries(self)
+    def reset_buffers(self, dtype: torch.dtype | None = None) -> None:
+        """Recompute every non-persistent buffer; call after `to_empty`, which leaves them uninitialised.
 
-
-def check_inputs(types_BS: Tensor, pixel_values_NP: Tensor | None, image_grid_thw: Tensor | None, merge: int) -> None:
-    """Refuse a batch whose image tokens, features and pixels differ in number."""
-    if (pixel_values_NP is None) != (image_grid_thw is None):
-        raise InputError("pixel_values and image_grid_thw come together: a batch has both, or neither.")
-    grids = [] if image_grid_thw is None else image_grid_thw.tolist()
-    for t, h, w in grids:
-        if min(t, h, w) < 1 or h % merge or w % merge:
-            raise InputError(
-                f"image_grid_thw has a row [{t}, {h}, {w}]: rows and columns must be multiples of "
-                f"spatial_merge_size {merge}, and none may be 0."
-            )
-    patches = sum(t * h * w for t, h, w in grids)
-    tokens, features = int((types_BS != 0).sum()), patches // merge**2
-    if tokens != features:
-        raise InputError(
-            f"image tokens and image features do not match: mm_token_type_ids marks {tokens} tokens, "
-            f"image_grid_thw describes {features} features.\n"
-            "Give mm_token_type_ids with every image, and one token per feature; a cutoff inside an image breaks this."
-        )
-    if pixel_values_NP is not None and pixel_values_NP.shape[0] != patches:
-        raise InputError(f"pixel_values has {pixel_values_NP.shape[0]} patches, image_grid_thw describes {patches}.")
+        Args:
+            dtype: round the rotary frequencies to it, as Megatron does with bf16. They stay in an fp32 buffer.
+        """
+        reset_rotaries(self, dtype)

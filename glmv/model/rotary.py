@@ -20,6 +20,7 @@ class Rotary(KeepsFloat32):
     """
 
     inv_freq: Tensor
+    rounded_to: torch.dtype | None = None
 
     def __init__(self, theta: float, dim: int) -> None:
         super().__init__()
@@ -29,8 +30,9 @@ class Rotary(KeepsFloat32):
         self.reset()
 
     def reset(self) -> None:
-        """Write the frequencies, in place, on whatever device the buffer is."""
-        self.inv_freq.copy_(inverse_frequencies(self.theta, self.dim, self.inv_freq.dtype))
+        """Write the frequencies, in place, on whatever device the buffer is; rounded if `rounded_to` names a dtype."""
+        exact = inverse_frequencies(self.theta, self.dim, self.inv_freq.dtype)
+        self.inv_freq.copy_(exact if self.rounded_to is None else exact.to(self.rounded_to))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Rotary":
         before = self.inv_freq.dtype
@@ -75,8 +77,9 @@ class VisionRotary(Rotary):
         return angle_N1D.cos(), angle_N1D.sin()
 
 
-def reset_rotaries(model: nn.Module) -> None:
+def reset_rotaries(model: nn.Module, rounded_to: torch.dtype | None) -> None:
     """Recompute the frequencies of every rotary module inside `model`."""
     for module in model.modules():
         if isinstance(module, Rotary):
+            module.rounded_to = rounded_to
             module.reset()

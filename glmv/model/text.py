@@ -1,14 +1,13 @@
-"""The text decoder: embeddings (text and image features), attention and MLP layers, final norm."""
-# Shapes: B batch, S sequence, H hidden, N heads, D head dim, R rotary dim, M image features.
+"""The text decoder: embeddings (text, image and video features), attention and MLP layers, final norm."""
+# Shapes: B batch, S sequence, H hidden, N heads, D head dim, R rotary dim, M features.
 
-import torch
 from torch import Tensor, nn
 
 from glmv.model.config import TextConfig
 from glmv.model.layers import Embedding, GatedMLP, Linear, RMSNorm
 from glmv.model.moe import MoE
 from glmv.model.rotary import TextRotary
-from glmv.ops.attention import attention, causal_mask
+from glmv.ops.attention import Visible, causal_mask, text_attention
 from glmv.ops.rope import rotate
 
 
@@ -25,14 +24,14 @@ class TextAttention(nn.Module):
         self.v_proj = Linear(hidden, config.num_key_value_heads * head_dim, bias=config.attention_bias)
         self.o_proj = Linear(config.num_attention_heads * head_dim, hidden, bias=False)
 
-    def forward(self, hidden_BSH: Tensor, cos_B1SR: Tensor, sin_B1SR: Tensor, mask_B1SS: Tensor | None) -> Tensor:
-        """[B, S, H] -> [B, S, H]; `mask_B1SS` None means plain causal."""
+    def forward(self, hidden_BSH: Tensor, cos_B1SR: Tensor, sin_B1SR: Tensor, visible: Visible) -> Tensor:
+        """[B, S, H] -> [B, S, H]."""
         query, key, value = (
             project(hidden_BSH).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
         query, key = rotate(query, cos_B1SR, sin_B1SR), rotate(key, cos_B1SR, sin_B1SR)
-        output_BNSD = attention(query, key, value, mask_B1SS, implementation=self.implementation, causal=True)
+        output_BNSD = text_attention(query, key, value, visible, implementation=self.implementation)
         return self.o_proj(output_BNSD.transpose(1, 2).flatten(2))
 
 
@@ -52,9 +51,9 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, hidden_BSH: Tensor, cos_B1SR: Tensor, sin_B1SR: Tensor, mask_B1SS: Tensor | None) -> Tensor:
+    def forward(self, hidden_BSH: Tensor, cos_B1SR: Tensor, sin_B1SR: Tensor, visible: Visible) -> Tensor:
         """[B, S, H] -> [B, S, H]."""
-        hidden_BSH = hidden_BSH + self.self_attn(self.input_layernorm(hidden_BSH), cos_B1SR, sin_B1SR, mask_B1SS)
+        hidden_BSH = hidden_BSH + self.self_attn(self.input_layernorm(hidden_BSH), cos_B1SR, sin_B1SR, visible)
         return hidden_BSH + self.mlp(self.post_attention_layernorm(hidden_BSH))
 
 
@@ -74,37 +73,41 @@ class TextModel(nn.Module):
     def forward(
         self,
         input_ids_BS: Tensor,
-        features_MH: Tensor,
-        is_feature_BS: Tensor,
+        features: dict[int, Tensor],
+        types_BS: Tensor,
         position_ids_3BS: Tensor,
-        key_mask_BS: Tensor | None,
+        visible: Visible,
     ) -> Tensor:
         """Hidden states [B, S, H].
 
         Args:
             input_ids_BS: int64.
-            features_MH: image features in token order.
-            is_feature_BS: bool, M of them true: where a feature replaces the token's embedding.
+            features: by token type, [M, H] in token order.
+            types_BS: 0 text, 1 image, 2 video: what replaces the token's embedding. M tokens for the M features of a
+                type; features of a type that no token has (a dummy's) are left over.
             position_ids_3BS: int64; used for RoPE only, attention never sees it.
-            key_mask_BS: bool, false for padding; None when there is none.
+            visible: padding or packed documents.
         """
-        hidden_BSH = self.embed(input_ids_BS, features_MH, is_feature_BS)
+        hidden_BSH = self.embed(input_ids_BS, features, types_BS)
         cos_B1SR, sin_B1SR = self.rotary_emb(position_ids_3BS, hidden_BSH.dtype)
-        mask_B1SS = None if key_mask_BS is None else causal_mask(key_mask_BS)
         for layer in self.layers:
-            hidden_BSH = layer(hidden_BSH, cos_B1SR, sin_B1SR, mask_B1SS)
+            hidden_BSH = layer(hidden_BSH, cos_B1SR, sin_B1SR, visible)
         return self.norm(hidden_BSH)
 
-    def embed(self, input_ids_BS: Tensor, features_MH: Tensor, is_feature_BS: Tensor) -> Tensor:
+    def embed(self, input_ids_BS: Tensor, features: dict[int, Tensor], types_BS: Tensor) -> Tensor:
         """Token embeddings [B, S, H] with the features in their places."""
         hidden_BSH = self.embed_tokens(input_ids_BS)
-        # A dummy's features replace nothing, yet this gives them a gradient of zeros, and so every vision parameter.
-        return hidden_BSH.masked_scatter(is_feature_BS[..., None], features_MH.to(hidden_BSH.dtype))
+        for kind, features_MH in features.items():
+            place_BS1 = (types_BS == kind)[..., None]
+            # A dummy's features replace nothing, yet this gives them a gradient of zeros, and so all vision weights.
+            hidden_BSH = hidden_BSH.masked_scatter(place_BS1, features_MH.to(hidden_BSH.dtype))
+        return hidden_BSH
 
 
-def padding(attention_mask_BS: Tensor | None) -> Tensor | None:
-    """The mask as bool, or None when nothing is padded (plain causal attention is several times faster)."""
-    if attention_mask_BS is None:
-        return None
-    key_mask_BS = attention_mask_BS.to(torch.bool)
-    return None if bool(key_mask_BS.all()) else key_mask_BS
+def visible_tokens(attention_mask_BS: Tensor | None, documents: list[int] | None) -> Visible:
+    """What each token sees. No mask where nothing is padded: plain causal attention is several times faster."""
+    if documents is not None:
+        return Visible(documents=documents)
+    if attention_mask_BS is None or bool((attention_mask_BS != 0).all()):
+        return Visible()
+    return Visible(causal_mask(attention_mask_BS != 0))

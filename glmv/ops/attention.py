@@ -1,9 +1,10 @@
-"""Attention of the text decoder (causal, grouped-query, padded) and of the vision tower (full inside each segment).
+"""Attention of the text decoder (causal, grouped-query, padded or packed) and of the vision tower (full in segments).
 
-Both take [batch, heads, length, head dim]; neither ever sees position ids, so nothing can mistake them for packing.
+Neither ever sees position ids, so nothing can mistake them for packing: packed documents are told by their lengths.
 """
 # Shapes: B batch, N heads, S sequence, D head dim.
 
+from dataclasses import dataclass
 from itertools import groupby
 
 import torch
@@ -26,6 +27,20 @@ def causal_mask(key_mask_BS: Tensor) -> Tensor:
     sequence = key_mask_BS.shape[1]
     order_SS = torch.ones(sequence, sequence, dtype=torch.bool, device=key_mask_BS.device).tril()
     return (order_SS & key_mask_BS[:, None, :])[:, None]
+
+
+@dataclass(frozen=True)
+class Visible:
+    """What a token of the text decoder sees besides the order of time.
+
+    Attributes:
+        mask_B1SS: from `causal_mask`; None when nothing is padded.
+        documents: lengths of the documents in a single packed row, each of which sees itself only; what stands behind
+            them is padding. None: no row is packed. At most one of the two is given.
+    """
+
+    mask_B1SS: Tensor | None = None
+    documents: list[int] | None = None
 
 
 def repeat_heads(states_BNSD: Tensor, query_heads: int) -> Tensor:
@@ -80,13 +95,34 @@ def sdpa_attention(
     return output_BNSD.masked_fill(blind_B1S1, 0)
 
 
-def segment_attention(
-    query_NSD: Tensor, key_NSD: Tensor, value_NSD: Tensor, lengths: list[int], *, implementation: str
+def text_attention(
+    query_BNSD: Tensor, key_BNSD: Tensor, value_BNSD: Tensor, visible: Visible, *, implementation: str
 ) -> Tensor:
-    """Full attention inside each consecutive segment of the sequence, none across; -> [heads, S, D].
+    """Causal attention of padded rows, or of one row of packed documents; zero where a token sees nothing."""
+    lengths = visible.documents
+    if lengths is None:
+        states = query_BNSD, key_BNSD, value_BNSD
+        return attention(*states, visible.mask_B1SS, implementation=implementation, causal=True)
+    end, length = sum(lengths), query_BNSD.shape[2]
+    query, key, value = (states[0, :, :end] for states in (query_BNSD, key_BNSD, value_BNSD))
+    output_NSD = segment_attention(query, key, value, lengths, implementation=implementation, causal=True)
+    return F.pad(output_NSD, (0, 0, 0, length - end))[None]
+
+
+def segment_attention(
+    query_NSD: Tensor,
+    key_NSD: Tensor,
+    value_NSD: Tensor,
+    lengths: list[int],
+    *,
+    implementation: str,
+    causal: bool = False,
+) -> Tensor:
+    """Attention inside each consecutive segment of the sequence, none across; -> [heads, S, D].
 
     Args:
-        lengths: patches of each segment (one image, or one temporal patch of a video); they sum to S.
+        lengths: tokens of each segment (an image, a temporal patch of a video, a document); they sum to S.
+        causal: whether a token sees its segment only up to itself.
     """
     outputs = []
     start = 0
@@ -96,7 +132,7 @@ def segment_attention(
             states[:, start : start + count * length].unflatten(1, (count, length)).transpose(0, 1)
             for states in (query_NSD, key_NSD, value_NSD)
         ]
-        output_BNSD = attention(*pieces, None, implementation=implementation, causal=False)
+        output_BNSD = attention(*pieces, None, implementation=implementation, causal=causal)
         outputs.append(output_BNSD.transpose(0, 1).flatten(1, 2))
         start += count * length
     return torch.cat(outputs, dim=1)

@@ -64,12 +64,13 @@ def create_model(config: Config, model_config: ModelConfig) -> Glm4vMoeForCondit
 
 
 def build_model(
-    config: Config, process: Process, directory: Path
+    config: Config, process: Process, directory: Path, buffers: torch.dtype | None = None
 ) -> tuple[Glm4vMoeForConditionalGeneration, LoadReport]:
     """Collective: the sharded model on this rank's device, with the weights of a checkpoint.
 
     Args:
         directory: one iteration of a training checkpoint (what `resolve_checkpoint` returns).
+        buffers: dtype that the rotary frequencies are rounded to; None leaves them exact.
     Raises:
         AgreedError: a pattern matches nothing, config or checkpoint cannot be read, or the checkpoint's tensors are not
             the model's, by name.
@@ -82,7 +83,7 @@ def build_model(
         read_metadata(directory)
     model.to_empty(device=process.device)
     # No checkpoint holds the rotary frequencies, and after to_empty they are whatever was in memory.
-    model.reset_buffers()
+    model.reset_buffers(buffers)
     with on_all_ranks():
         report = load_model(model, directory)
     return model, report

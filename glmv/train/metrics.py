@@ -22,7 +22,7 @@ class StepMetrics:
     step: int
     """The iteration, counted from 1."""
     loss: float
-    """Sum of cross-entropy over all valid targets of the global batch, divided by their number."""
+    """The global batch's loss, normalised as `features.loss_cfg.loss_type` says."""
     lr: float
     """The learning rate that this step used."""
     grad_norm: float

@@ -1,7 +1,6 @@
 """One optimizer step's loss and gradients, summed over micro-batches and ranks.
 
-The only divisor stands in the loss: a micro-batch contributes (sum of its cross-entropy) / (valid targets of the whole
-global batch), so that a token weighs the same in whatever micro-batch and on whatever rank it lies. All else is a sum.
+All divisors stand in the loss, as the tokens' shares in it (see `glmv.ops.loss`). All else is a sum.
 """
 # Shapes: B batch, S sequence, V vocab.
 
@@ -16,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from glmv.ops.loss import count_targets, token_cross_entropy
+from glmv.ops.loss import Objective, count_targets, cross_entropy, shares
 from glmv.parallel.process import AgreedError
 
 if TYPE_CHECKING:
@@ -31,20 +30,28 @@ def global_targets(micro_batches: Sequence[Batch]) -> int:
 
 
 def accumulate_gradients(
-    model: nn.Module, micro_batches: Sequence[Batch], targets: int, device: torch.device
+    model: nn.Module,
+    micro_batches: Sequence[Batch],
+    targets: int,
+    device: torch.device,
+    loss_type: str = "per_token_loss",
 ) -> tuple[float, float]:
     """Collective: run forward and backward over this rank's micro-batches, adding to the gradients.
 
     Args:
         targets: the global count (see `global_targets`). With 0 of them the loss is 0 and so is every gradient.
+        loss_type: `features.loss_cfg.loss_type`; every rank must have equally many micro-batches.
     Returns:
         The global loss, equal on every rank, and this rank's part of it.
     """
+    objective = Objective(loss_type, targets, micro_batches=len(micro_batches) * dist.get_world_size())
     parts: list[Tensor] = []
     for batch in micro_batches:
         on_device = batch.to(device)
         logits_BSV = model(**on_device.model_inputs())
-        loss = token_cross_entropy(logits_BSV, on_device.labels) / max(targets, 1)
+        # float64 until the loss rounds it, and on the CPU: not every device has float64.
+        share_BS = shares(batch.labels, batch.document_ids, objective)
+        loss = cross_entropy(logits_BSV, on_device.labels, share_BS)
         loss.backward()
         parts.append(loss.detach())
     # Added up in float64 on the CPU: the report does not depend on how the samples were spread beyond the last digits.

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from glmv.checkpoint.errors import some
@@ -33,11 +34,12 @@ class Trainer:
     Args:
         config: a config that `glmv.config.unbuilt` has nothing against.
         observer: called before, in and after every step; see `glmv.train.observer`.
+        buffers: round the rotary frequencies to this dtype, to compare with frameworks that do.
     Raises:
         GlmvError: anything the user must mend. Every rank raises, with the same message.
     """
 
-    def __init__(self, config: Config, observer: Observer | None = None) -> None:
+    def __init__(self, config: Config, observer: Observer | None = None, *, buffers: torch.dtype | None = None) -> None:
         self.config = config
         self.observer = observer or Observer()
         self.process = current()
@@ -51,7 +53,7 @@ class Trainer:
             tokenizer = Path(config.data.dataset_param.preprocess_parameters.model_name_or_path)
             self.samples = load_samples(config.data, tokenizer)
             self.sampler = self._sampler(len(self.samples))
-        self.model, report = build_model(config, self.process, self.directory)
+        self.model, report = build_model(config, self.process, self.directory, buffers)
         self.optimizer = build_optimizer(self.model, training)
         # What was converted from Hugging Face (iteration 0) has no optimizer state to load.
         if self.iteration > 0 and not training.no_load_optim:
@@ -102,7 +104,8 @@ class Trainer:
                 f"warning: step {step}: no sample of the global batch has a label to learn; loss and gradients are 0. "
                 "Look at cutoff_len and at the labels of your data."
             )
-        loss, partial = accumulate_gradients(self.model, micro_batches, targets, self.process.device)
+        loss_type, device = self.config.features.loss_cfg.loss_type, self.process.device
+        loss, partial = accumulate_gradients(self.model, micro_batches, targets, device, loss_type)
         self.observer.after_backward(self, step, loss)
         training = self.config.training
         norm = float(clip_grad_norm(self.model.parameters(), training.clip_grad, foreach=training.clip_grad_foreach))

@@ -1,9 +1,14 @@
-"""One rank of a recorded training run: `python -m glmv.verify.candidate TRACE CONFIG.yaml [section.key=value ...]`."""
+"""One rank of a recorded training run.
+
+`python -m glmv.verify.candidate TRACE BUFFERS CONFIG.yaml [section.key=value ...]`; BUFFERS is fp32 or bf16.
+"""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+
+import torch
 
 from glmv.config import load_config
 from glmv.errors import GlmvError
@@ -14,10 +19,12 @@ from glmv.verify.trace import Recorder
 
 def main(arguments: list[str]) -> None:
     """Train as `glmv train` does, with a recorder watching."""
-    directory, config, *overrides = arguments
+    directory, buffers, config, *overrides = arguments
+    rounded_to = torch.bfloat16 if buffers == "bf16" else None
     with process_group():
         try:
-            Trainer(load_config(Path(config), overrides), observer=Recorder(Path(directory))).run()
+            recorder = Recorder(Path(directory))
+            Trainer(load_config(Path(config), overrides), observer=recorder, buffers=rounded_to).run()
         except GlmvError as error:
             exit_with(error)
 

@@ -33,6 +33,8 @@ from spec.config import Config
 from spec.optimizer import Hyper, Schedule
 
 POLICIES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+# What rotary frequencies are rounded to: nothing that shows, or bf16 as in Megatron.
+BUFFERS = {"fp32": None, "bf16": torch.bfloat16}
 PICTURES = Path(glmv.__file__).parents[1] / "examples" / "pictures"
 MARKER = ".glmv-verify"
 # A training run of the tiny model takes seconds; this ends one that hangs.
@@ -48,6 +50,7 @@ class Options:
     steps: int = 20
     seed: int = 0
     pictures: Path = PICTURES
+    buffers: str = "fp32"
 
 
 @dataclass
@@ -136,11 +139,11 @@ def _verify_policy(policy: str, options: Options, progress: Progress, pool: Exec
     config_path, overrides = options.pictures / "train.yaml", _overrides(policy, options)
     config = load_config(config_path, overrides)
     task = progress.add_task(f"{policy}: train on {options.world_size} ranks", total=options.steps)
-    command = ["-m", "glmv.verify.candidate", str(work / "trace"), str(config_path), *overrides]
+    command = ["-m", "glmv.verify.candidate", str(work / "trace"), options.buffers, str(config_path), *overrides]
     _train(command, options, lambda done: progress.update(task, completed=done), work / "dcp" / METRICS_FILE)
     trace = Trace(work / "trace")
     task = progress.add_task(f"{policy}: judge", total=2 * len(trace.steps))
-    recipe = _recipe(config, hub, policy, options.world_size)
+    recipe = _recipe(config, hub, policy, options)
     verdicts = judge_run(trace, recipe, pool, lambda: progress.advance(task))
     task = progress.add_task(f"{policy}: export and load with HF", total=2)
     dcp_to_hf(work / "dcp", work / "hf")
@@ -180,7 +183,7 @@ def _train(command: list[str], options: Options, progress: Callable[[int], None]
     progress(len(metrics.read_text(encoding="utf-8").splitlines()))
 
 
-def _recipe(config: TrainConfig, hub: Path, policy: str, world_size: int) -> Recipe:
+def _recipe(config: TrainConfig, hub: Path, policy: str, options: Options) -> Recipe:
     training = config.training
     schedule = Schedule(
         lr=training.lr,
@@ -200,7 +203,15 @@ def _recipe(config: TrainConfig, hub: Path, policy: str, world_size: int) -> Rec
         clip_grad=training.clip_grad,
     )
     mapping = json.loads((hub / "config.json").read_text(encoding="utf-8"))
-    return Recipe(Config.from_hf(mapping), schedule, hyper, POLICIES[policy], world_size)
+    return Recipe(
+        config=Config.from_hf(mapping),
+        schedule=schedule,
+        hyper=hyper,
+        dtype=POLICIES[policy],
+        world_size=options.world_size,
+        loss_type=config.features.loss_cfg.loss_type,
+        buffers=BUFFERS[options.buffers],
+    )
 
 
 def versions() -> dict[str, str]:

@@ -26,13 +26,19 @@ KINDS = ("loss", "gradients", "routing", "weights")
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the candidate was told to train."""
+    """How the candidate was told to train. `buffers`: dtype its rotary frequencies are rounded to, None for exact."""
 
     config: Config
     schedule: Schedule
     hyper: Hyper
     dtype: torch.dtype
     world_size: int
+    loss_type: str = "per_token_loss"
+    buffers: torch.dtype | None = None
+
+    def policy(self, dtype: torch.dtype, draw: int | None = None) -> Policy:
+        """The law's arithmetic in `dtype`, under this recipe."""
+        return Policy(dtype, draw=draw, buffers=self.buffers)
 
 
 @dataclass(frozen=True)
@@ -104,8 +110,8 @@ def judge_run(trace: Trace, recipe: Recipe, pool: Executor, progress: Callable[[
 def prepare(trace: Trace, recipe: Recipe, number: int) -> Prepared:
     """Run the law on one step: once in float64, once as a noise draw under the candidate's dtype."""
     step = trace.read(number)
-    truth = _sum(_contributions(step, recipe, Policy(torch.float64)))
-    draw = _sum(_contributions(step, recipe, Policy(recipe.dtype, draw=number)))
+    truth = _sum(_contributions(step, recipe, recipe.policy(torch.float64)))
+    draw = _sum(_contributions(step, recipe, recipe.policy(recipe.dtype, draw=number)))
     noise, loss_noise = Noise(), Noise()
     noise.add(truth.gradients, draw.gradients)
     loss_noise.add({"loss": truth.loss}, {"loss": draw.loss})
@@ -136,7 +142,7 @@ def judge_step(trace: Trace, recipe: Recipe, prepared: Prepared, noise: RunNoise
 
 
 def _contributions(step: TracedStep, recipe: Recipe, policy: Policy) -> Iterator[Contribution]:
-    objective = Objective.of([micro.batch for micro in step.micro_batches])
+    objective = Objective.of([micro.batch for micro in step.micro_batches], recipe.loss_type)
     for micro in step.micro_batches:
         part = contribution(step.before, micro.batch, objective, recipe.config, policy, micro.experts)
         trained = {name: g for name, g in part.gradients.items() if name in step.gradients}
@@ -181,7 +187,7 @@ def _located(finding: Finding, shapes: Mapping[str, torch.Size], recipe: Recipe)
 
 def _explain(step: TracedStep, truth: _Answer, recipe: Recipe) -> str:
     by_rank: dict[int, dict[str, Tensor]] = {}
-    parts = _contributions(step, recipe, Policy(torch.float64))
+    parts = _contributions(step, recipe, recipe.policy(torch.float64))
     for micro, part in zip(step.micro_batches, parts, strict=True):
         so_far = by_rank.get(micro.rank)
         by_rank[micro.rank] = {n: g if so_far is None else g + so_far[n] for n, g in part.gradients.items()}

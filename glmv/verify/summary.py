@@ -19,7 +19,8 @@ def summary(result: Result, report: Path) -> str:
     """What a person reads at the end: one block a policy, then the verdict."""
     options = result.options
     policies = " + ".join(policy.policy for policy in result.policies)
-    lines = [f"verify  {options.world_size} ranks (FSDP2)  {options.steps} steps  {policies}"]
+    rope = "  bf16 rope buffers" if options.buffers == "bf16" else ""
+    lines = [f"verify  {options.world_size} ranks (FSDP2)  {options.steps} steps  {policies}{rope}"]
     for policy in result.policies:
         lines += _block(policy)
     missed = result.missed

@@ -33,7 +33,10 @@ from spec.model import Batch
 from spec.optimizer import State
 
 GATE = re.compile(r"layers\.(\d+)\.mlp\.gate$")
-BATCH_FIELDS = sorted({f.name for f in dataclasses.fields(Batch)} & {f.name for f in dataclasses.fields(MachineBatch)})
+# The machine has the law's document ids as a property.
+BATCH_FIELDS = sorted(
+    {f.name for f in dataclasses.fields(Batch)} & {*(f.name for f in dataclasses.fields(MachineBatch)), "document_ids"}
+)
 
 
 class Recorder(Observer):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from glmv.verify.faults.fault import Fault
 
 MODEL = "tests/unit/model/test_matches_law.py"
+LOSS = "tests/unit/ops/test_loss.py"
 EXPERTS = "tests/unit/ops/test_experts.py::test_output_and_every_gradient[bf16-grouped-balanced]"
 
 FAULTS: tuple[Fault, ...] = (
@@ -84,8 +85,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         id="vision-left-out-of-text-batches",
         file="glmv/model/text.py",
-        line="return hidden_BSH.masked_scatter(is_feature_BS[..., None], features_MH.to(hidden_BSH.dtype))",
-        replacement="return hidden_BSH.masked_scatter(is_feature_BS[..., None], features_MH.to(hidden_BSH.dtype)) if is_feature_BS.any() else hidden_BSH",
+        line="hidden_BSH = hidden_BSH.masked_scatter(place_BS1, features_MH.to(hidden_BSH.dtype))",
+        replacement="hidden_BSH = hidden_BSH.masked_scatter(place_BS1, features_MH.to(hidden_BSH.dtype)) if place_BS1.any() else hidden_BSH",
         sentence="A rank without pictures gives the vision tower no gradient, and the other ranks wait for it.",
         killers=(
             "tests/unit/model/test_vision.py::test_a_batch_without_images_still_gives_the_tower_gradients_of_zero",
@@ -98,15 +99,15 @@ FAULTS: tuple[Fault, ...] = (
         replacement="return labels_BS",
         sentence="Every position learns to repeat its own token; the loss falls beautifully.",
         killers=(
-            "tests/unit/ops/test_loss.py::test_sum_of_cross_entropy_and_its_gradient",
-            "tests/unit/ops/test_loss.py::test_the_first_label_is_nobodys_target",
+            f"{LOSS}::test_loss_of_a_step_and_its_gradients[torch.float64-per_token_loss-padded_beside_packed]",
+            f"{LOSS}::test_labels_that_nobody_predicts_are_ignored",
         ),
     ),
     Fault(
         id="loss-divided-per-micro-batch",
-        file="glmv/train/step.py",
-        line="loss = token_cross_entropy(logits_BSV, on_device.labels) / max(targets, 1)",
-        replacement="loss = token_cross_entropy(logits_BSV, on_device.labels) / max(int(count_targets(on_device.labels)), 1)",
+        file="glmv/ops/loss.py",
+        line="return counted_BS / max(objective.targets, 1)",
+        replacement="return counted_BS / counted_BS.sum().clamp(min=1)",
         sentence="Tokens of short answers weigh more than tokens of long ones.",
         killers=("tests/distributed/test_fsdp.py::test_gradients_of_the_union_in_float64[1ranks-uneven_targets]",),
     ),

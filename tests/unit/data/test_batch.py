@@ -2,9 +2,10 @@
 
 import inspect
 
+import pytest
 import torch
 
-from glmv.data import collate
+from glmv.data import DataError, Sample, collate, pack
 from glmv.model.glm4v_moe import Glm4vMoeForConditionalGeneration
 
 
@@ -45,9 +46,44 @@ def test_filling_uses_the_tokenizers_pad_token(load, talk, tokenizer):
     assert load([talk("q", "yes")]).pad_token_id == tokenizer.convert_tokens_to_ids("<|endoftext|>")
 
 
-def test_every_tensor_moves(load, talk, picture):
-    batch = collate(load([talk("<image>", "yes", images=[picture()])]), pad_token_id=0).to(torch.device("meta"))
-    assert {name: value.device.type for name, value in batch.model_inputs().items()} == dict.fromkeys(
-        batch.model_inputs(), "meta"
-    )
-    assert batch.labels.device.type == "meta"
+def test_every_tensor_moves():
+    sample = with_video(4, [[2, 2, 2]], torch.zeros(1))
+    batch = pack([sample], pad_token_id=0).to(torch.device("meta"))
+    assert {value.device.type for value in vars(batch).values() if isinstance(value, torch.Tensor)} == {"meta"}
+    assert None not in batch.model_inputs().values()
+
+
+def with_video(length, grid, mark):
+    """A sample of so many tokens, each of whose pictures and videos is told by its pixels' value."""
+    ids = torch.arange(length) + 10
+    grid = torch.tensor(grid)
+    pixels = mark.expand(int(grid.prod(-1).sum()), 1176)
+    return Sample(f"s{length}", ids, ids.clone(), torch.zeros_like(ids), pixels, grid, -pixels, grid)
+
+
+def test_videos_follow_the_order_of_samples():
+    one, two = with_video(3, [[2, 2, 2]], torch.ones(1)), with_video(4, [[1, 2, 4]], torch.ones(1) * 2)
+    for batch in (collate([two, one], 0), pack([two, one], 0)):
+        assert batch.video_grid_thw.tolist() == [[1, 2, 4], [2, 2, 2]]
+        assert batch.pixel_values_videos[:, 0].tolist() == [-2] * 8 + [-1] * 8
+
+
+def test_nobody_predicts_the_first_label_of_a_sample():
+    samples = [with_video(n, [[1, 2, 2]], torch.ones(1)) for n in (3, 2)]
+    assert collate(samples, 0).labels.tolist() == [[-100, 11, 12], [-100, 11, -100]]
+    assert pack(samples, 0, length=7).labels.tolist() == [[-100, 11, 12, -100, 11, -100, -100]]
+
+
+def test_a_packed_row():
+    batch = pack([with_video(n, [[1, 2, 2]], torch.ones(1)) for n in (3, 2)], pad_token_id=5, length=7)
+    assert batch.input_ids.tolist() == [[10, 11, 12, 10, 11, 5, 5]]
+    assert batch.attention_mask.tolist() == [[1, 1, 1, 1, 1, 0, 0]]
+    assert batch.cu_seqlens.tolist() == [0, 3, 5]
+    assert batch.cu_seqlens.dtype == torch.int32
+    assert batch.document_ids.tolist() == [[0, 0, 0, 1, 1, -1, -1]]
+    assert batch.sample_ids == ("s3", "s2")
+
+
+def test_a_row_that_is_too_short():
+    with pytest.raises(DataError, match="s3, s2: 5 tokens do not fit into a row of 4"):
+        pack([with_video(n, [[1, 2, 2]], torch.ones(1)) for n in (3, 2)], 0, length=4)

@@ -3,24 +3,29 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
 from glmv.model import Glm4vMoeForConditionalGeneration, ModelConfig
-from glmv.ops.loss import token_cross_entropy
+from glmv.ops.documents import document_ids
+from glmv.ops.loss import cross_entropy, unpredictable_ignored
 from spec import layout
+from spec import loss as law_loss
 from spec.config import Config
-from spec.loss import IGNORED, cross_entropy, next_token_targets
+from spec.loss import IGNORED, next_token_targets
 from spec.model import Batch, forward
 from spec.numerics import Policy
 from spec.train import is_trainable
 
 PIXELS = 3 * 2 * 14 * 14
 MERGE = 2
-# A sample is a list of parts: an int is that many text tokens, a pair an image of so many patch rows and columns.
+# A sample is a list of parts: an int is that many text tokens, a pair an image of so many patch rows and columns, a
+# triple a video of so many temporal patches, rows and columns, each followed by one text token (its timestamp).
 SAMPLES = {
     "text": [[9], [9]],
     "one_image": [[3, (4, 6), 4]],
@@ -30,36 +35,67 @@ SAMPLES = {
     "padded_right": [[3, (4, 6), 5], [2, (2, 4), 2]],
     "padded_left": [[3, (4, 6), 5], [2, (2, 4), 2]],
     "text_padded_left": [[11], [4]],
+    "video": [[2, (3, 4, 2), 3]],
+    "image_and_video_padded_right": [[2, (2, 4), 1, (2, 2, 6), 2], [1, (2, 4, 2), (6, 2), 3], [4, (4, 4), 2]],
+    "video_beside_image_padded_left": [[2, (2, 4), (2, 2, 4), 3], [3, (4, 2), 1], [4]],
+    "packed": [[5], [1, (2, 4), 4], [3, (2, 2, 4), 2], [(4, 2), 3]],
+    "packed_equal_lengths_and_padding": [[1, (4, 2), 4], [7], [7], [1], [3], 5],
 }
 
 
 def make_batch(case: str, seed: int = 0) -> Batch:
     """A batch of `SAMPLES`; padding is labelled -100 and its token ids are arbitrary."""
     generator = torch.Generator().manual_seed(seed)
-    types = [[kind for part in sample for kind in _types(part)] for sample in SAMPLES[case]]
-    grids = [[1, *part] for sample in SAMPLES[case] for part in sample if isinstance(part, tuple)]
+    samples = [sample for sample in SAMPLES[case] if isinstance(sample, list)]
+    types = [[kind for part in sample for kind in _types(part)] for sample in samples]
+    documents = None
+    if case.startswith("packed"):
+        padding = sum(sample for sample in SAMPLES[case] if isinstance(sample, int))
+        order = [number for number, row in enumerate(types) for _ in row] + [-1] * padding
+        documents, types = torch.tensor([order]), [[*chain(*types)] + [0] * padding]
     length = max(map(len, types))
     masks = [_pad([1] * len(row), length, case) for row in types]
     types_BS, mask_BS = torch.tensor([_pad(row, length, case) for row in types]), torch.tensor(masks)
+    mask_BS = mask_BS if documents is None else (documents >= 0).long()
     ids_BS = torch.randint(1, 600, types_BS.shape, generator=generator)
-    patches = sum(rows * columns for _, rows, columns in grids)
+    images = [[1, *part] for sample in samples for part in sample if isinstance(part, tuple) and len(part) == 2]
+    videos = [[*part] for sample in samples for part in sample if isinstance(part, tuple) and len(part) == 3]
     return Batch(
         input_ids=ids_BS,
         attention_mask=mask_BS,
         mm_token_type_ids=types_BS,
-        pixel_values=torch.randn(patches, PIXELS, generator=generator, dtype=torch.float64) if grids else None,
-        image_grid_thw=torch.tensor(grids) if grids else None,
-        labels=ids_BS.masked_fill((mask_BS == 0) | (types_BS == 1), -100),
+        pixel_values=_pixels(images, generator),
+        image_grid_thw=torch.tensor(images) if images else None,
+        labels=ids_BS.masked_fill((mask_BS == 0) | (types_BS != 0), -100),
+        pixel_values_videos=_pixels(videos, generator),
+        video_grid_thw=torch.tensor(videos) if videos else None,
+        document_ids=documents,
     )
 
 
-def _types(part: int | tuple[int, int]) -> list[int]:
-    return [0] * part if isinstance(part, int) else [1] * (part[0] * part[1] // MERGE**2)
+def _types(part: int | tuple[int, ...]) -> list[int]:
+    if isinstance(part, int):
+        return [0] * part
+    tokens = part[-2] * part[-1] // MERGE**2
+    return [1] * tokens if len(part) == 2 else ([2] * tokens + [0]) * part[0]
+
+
+def _pixels(grids: list[list[int]], generator: torch.Generator) -> Tensor | None:
+    patches = sum(t * rows * columns for t, rows, columns in grids)
+    return torch.randn(patches, PIXELS, generator=generator, dtype=torch.float64) if grids else None
 
 
 def _pad(row: list[int], length: int, case: str) -> list[int]:
     padding = [0] * (length - len(row))
     return padding + row if case.endswith("left") else row + padding
+
+
+def cu_seqlens(batch: Batch) -> Tensor | None:
+    """Where the documents of a packed batch begin and end, as the machine is told."""
+    if batch.document_ids is None:
+        return None
+    lengths = batch.document_ids[batch.document_ids >= 0].bincount()
+    return F.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
 
 
 class Tiny:
@@ -88,7 +124,7 @@ class Tiny:
             trained = {name: w for name, w in masters.items() if w.requires_grad}
             logits = forward(masters, self.law_config, batch, policy, pinned).logits
             target_BS = next_token_targets(batch.labels, batch.documents)
-            loss = cross_entropy(logits, target_BS, (target_BS != IGNORED).double(), policy)
+            loss = law_loss.cross_entropy(logits, target_BS, (target_BS != IGNORED).double(), policy)
             found = torch.autograd.grad(loss, trained.values(), allow_unused=True, materialize_grads=True)
             return {"logits": logits.detach()[real_BS], "loss": loss.detach(), **dict(zip(trained, found, strict=True))}
 
@@ -97,15 +133,19 @@ class Tiny:
 
 def run(model: Glm4vMoeForConditionalGeneration, batch: Batch) -> Tensor:
     """The machine's logits [B, S, V]."""
-    on = {name: None if t is None else t.to(model.lm_head.weight.device) for name, t in vars(batch).items()}
-    pixels = on["pixel_values"]
-    return model(
-        on["input_ids"],
-        attention_mask_BS=on["attention_mask"],
-        mm_token_type_ids_BS=on["mm_token_type_ids"],
-        pixel_values_NP=None if pixels is None else pixels.to(model.lm_head.weight.dtype),
-        image_grid_thw=on["image_grid_thw"],
-    )
+    dtype, device = model.lm_head.weight.dtype, model.lm_head.weight.device
+    given = {
+        "input_ids_BS": batch.input_ids,
+        "attention_mask_BS": batch.attention_mask,
+        "mm_token_type_ids_BS": batch.mm_token_type_ids,
+        "pixel_values_NP": batch.pixel_values,
+        "image_grid_thw": batch.image_grid_thw,
+        "pixel_values_videos_NP": batch.pixel_values_videos,
+        "video_grid_thw": batch.video_grid_thw,
+        "cu_seqlens": cu_seqlens(batch),
+    }
+    on = {name: t.to(device, dtype if t.is_floating_point() else None) for name, t in given.items() if t is not None}
+    return model(**on)
 
 
 @contextmanager
@@ -127,7 +167,8 @@ def answers(model: Glm4vMoeForConditionalGeneration, batch: Batch) -> tuple[dict
     model.zero_grad()
     with choices(model) as chosen:
         logits = run(model, batch)
-    loss = token_cross_entropy(logits, batch.labels.to(logits.device))
+    labels_BS = unpredictable_ignored(batch.labels, document_ids(batch.attention_mask, cu_seqlens(batch)))
+    loss = cross_entropy(logits, labels_BS.to(logits.device), torch.ones(labels_BS.shape))
     loss.backward()
     return {"logits": logits.cpu()[batch.attention_mask.bool()], "loss": loss, **gradients(model)}, chosen
 

@@ -27,6 +27,11 @@ ROUNDED = {
     "bf16-looped": ("padded_right", BF16, LOOPED),
     "bf16-grouped": ("images_not_square", BF16, GROUPED),
     "bf16-eager": ("padded_left", BF16, EAGER),
+    "fp32-looped-video": ("image_and_video_padded_right", FP32, LOOPED),
+    "fp32-grouped-packed": ("packed", FP32, GROUPED),
+    "fp32-eager-packed": ("packed_equal_lengths_and_padding", FP32, LOOPED | EAGER),
+    "bf16-looped-packed": ("packed", BF16, LOOPED),
+    "bf16-grouped-video": ("image_and_video_padded_right", BF16, GROUPED),
 }
 
 
