@@ -17,6 +17,7 @@ from glmv.data import Batch, BatchSampler, collate, load_samples
 from glmv.parallel.fsdp import check_sizes
 from glmv.parallel.grad_norm import clip_grad_norm
 from glmv.parallel.process import current, on_all_ranks
+from glmv.train.assets import refuse_other_assets
 from glmv.train.build import build_model, checkpoint_to_load
 from glmv.train.metrics import Reporter, StepMetrics
 from glmv.train.observer import Observer
@@ -51,6 +52,7 @@ class Trainer:
             self.directory = checkpoint_to_load(config)
             self.iteration = read_manifest(self.directory).iteration
             tokenizer = Path(config.data.dataset_param.preprocess_parameters.model_name_or_path)
+            refuse_other_assets(config, self.directory)
             self.samples = load_samples(config.data, tokenizer)
             self.sampler = self._sampler(len(self.samples))
         self.model, report = build_model(config, self.process, self.directory, buffers)
@@ -170,7 +172,8 @@ class Trainer:
             f"ranks       {self.process.world_size} x {self.process.device.type}\n"
             f"model       {trainable} of {sum(p.numel() for p in parameters)} parameters are trained\n"
             f"weights     {self.directory} ({report.tensors} tensors)\n"
-            f"data        {len(self.samples)} samples, {self.global_batch_size} a step"
+            f"data        {len(self.samples)} samples ({len(self.samples.dropped)} dropped), "
+            f"{self.global_batch_size} a step"
         )
         if report.lossy:
             self.reporter.say(f"warning     {len(report.lossy)} tensors are rounded: {some(report.lossy)}")
