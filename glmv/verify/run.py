@@ -66,11 +66,11 @@ class PolicyResult:
     @property
     def missed(self) -> list[str]:
         """A line for everything over budget: tensor, step, rank, figures."""
-        lines = [f"{self.policy} start: {finding}" for finding in self.start if finding.used > 1]
+        looks = [(verdict.step, verdict.explanation) for verdict in self.steps if verdict.explanation]
+        lines = [f"{self.policy} step {step}: it looks as if {explanation}" for step, explanation in looks]
+        lines += [f"{self.policy} start: {finding}" for finding in self.start if finding.used > 1]
         for verdict in self.steps:
             lines += [f"{self.policy} step {verdict.step}: {finding}" for finding in verdict.missed]
-            if verdict.explanation:
-                lines.append(f"{self.policy} step {verdict.step}: it looks as if {verdict.explanation}")
         lines += [f"{self.policy} export: {finding}" for finding in self.export if finding.used > 1]
         return lines + [f"{self.policy} HF's logits of the export: {f}" for f in self.hf_logits if f.used > 1]
 
