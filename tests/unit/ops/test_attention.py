@@ -2,7 +2,7 @@ import pytest
 import torch
 from op_cases import DTYPES, draw, leaf
 
-from glmv.ops.attention import attention, causal_mask, segment_attention
+from glmv.ops.attention import Visible, attention, causal_mask, segment_attention, text_attention
 from spec.numerics import attend
 
 HEADS, SHARED, LENGTH, DIM = 6, 2, 7, 16
@@ -70,6 +70,31 @@ def test_attention_inside_segments(lengths, implementation, device, judge):
     leaves = [leaf(states, torch.float64, device) for states in (QUERY[0], QUERY[1], GRAD[1])]
     output = segment_attention(*leaves, lengths, implementation=implementation)
     judge(with_gradients(output, leaves, GRAD[0].to(device)), segments_law(lengths), torch.float64)
+
+
+def documents_law(lengths):
+    document = torch.tensor([n for n, length in enumerate(lengths) for _ in range(length)])
+    document = torch.nn.functional.pad(document, (0, LENGTH - len(document)), value=-1)
+    allowed = (document[:, None] == document[None, :]) & (document >= 0)[None, :]
+    allowed &= torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+
+    def law(policy):
+        leaves = [leaf(states[:1], policy.wide) for states in (QUERY, KEY, VALUE)]
+        query, key, value = (policy.enter(leaf) for leaf in leaves)
+        key, value = (states.repeat_interleave(HEADS // SHARED, dim=1) for states in (key, value))
+        output = attend(query, key, value, allowed, DIM**-0.5, policy)
+        return with_gradients(output, leaves, policy.round(GRAD[:1]))
+
+    return law
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("lengths", [[7], [3, 4], [2, 2, 3], [1, 1, 1], [2, 3]], ids=str)
+def test_causal_attention_inside_packed_documents(lengths, implementation, dtype, device, judge):
+    leaves = [leaf(states[:1], dtype, device) for states in (QUERY, KEY, VALUE)]
+    output = text_attention(*leaves, Visible(documents=lengths), implementation=implementation)
+    judge(with_gradients(output, leaves, GRAD[:1].to(dtype).to(device)), documents_law(lengths), dtype)
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
