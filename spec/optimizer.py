@@ -56,16 +56,19 @@ class Schedule:
 
 
 def learning_rate(step: int, schedule: Schedule) -> float:
-    """Learning rate of the update number `step`, counted from 0. With a warm-up, update 0 uses `lr_start`."""
-    warmup = int(schedule.train_iters * schedule.lr_warmup_ratio)
+    """Learning rate of the update number `step`, counted from 0.
+
+    With a warm-up, update 0 uses `lr_start`. A run of a single update has none: it would learn nothing.
+    """
+    warmup = int(schedule.train_iters * schedule.lr_warmup_ratio) if schedule.train_iters > 1 else 0
     if step < warmup:
         return schedule.lr_start + (schedule.lr - schedule.lr_start) * step / warmup
     if schedule.lr_decay_style == "constant":
         return schedule.lr
     end = int(schedule.train_iters * schedule.lr_decay_ratio)
-    if step >= end:
+    if step > end:
         return schedule.lr_min
-    progress = (step - warmup) / (end - warmup)
+    progress = (step - warmup) / max(1, end - warmup)
     remaining = (1 + math.cos(math.pi * progress)) / 2 if schedule.lr_decay_style == "cosine" else 1 - progress
     return schedule.lr_min + (schedule.lr - schedule.lr_min) * remaining
 

@@ -1,9 +1,14 @@
 import math
+import sys
 from fractions import Fraction
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from glmv.train.schedule import Schedule
+from spec.optimizer import Schedule as LawSchedule
+from spec.optimizer import learning_rate
 
 # cos(pi * p) where it is a rational number, so that the expected value can be written down without a cosine.
 HALF = Fraction(1, 2)
@@ -58,3 +63,18 @@ def test_a_warmup_longer_than_the_decay_goes_straight_to_lr_min():
 
 def test_a_single_step_is_not_spent_on_a_warmup_at_rate_zero():
     assert Schedule(train_iters=1, lr=0.5, warmup_ratio=1.0).lr_at(0) == 0.5
+
+
+@given(
+    train_iters=st.integers(1, 60),
+    style=st.sampled_from(["constant", "linear", "cosine"]),
+    warmup_ratio=st.floats(0, 1),
+    decay_ratio=st.floats(0, 1),
+)
+def test_every_step_has_the_rate_of_the_law(train_iters, style, warmup_ratio, decay_ratio):
+    mine = Schedule(train_iters, 1e-3, style, warmup_ratio, decay_ratio, 1e-5, 1e-4)
+    law = LawSchedule(1e-3, train_iters, 1e-4, 1e-5, warmup_ratio, style, decay_ratio)
+    # Two orders of a handful of float operations.
+    roundings = 8 * sys.float_info.epsilon * 1e-3
+    for step in range(train_iters):
+        assert abs(mine.lr_at(step) - learning_rate(step, law)) <= roundings
