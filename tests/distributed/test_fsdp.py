@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from rank_cases import CASES, Law, cases_of
+from rank_cases import CASES, LOSS_CASE, LOSS_TYPES, Law, cases_of
 from workers import fsdp_worker
 
 from spec.layout import per_expert
@@ -63,8 +63,14 @@ def test_text_alone_gives_the_vision_tower_zero_gradients(results):
     assert not any(g.any() for name, g in gradients.items() if "visual" in name)
 
 
-def test_a_batch_without_targets_has_loss_and_gradients_of_exactly_zero(results):
-    result = results(2)["fp64", "nothing_to_learn"]
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_each_loss_type_is_the_laws_over_ranks_and_accumulation(loss_type, results, law, judge):
+    judge(said(results(2)["fp64", loss_type]), law.of(CASES[LOSS_CASE], loss_type=loss_type), torch.float64)
+
+
+@pytest.mark.parametrize("case", ["nothing_to_learn", *(f"nothing_to_learn-{loss_type}" for loss_type in LOSS_TYPES)])
+def test_a_batch_without_targets_has_loss_and_gradients_of_exactly_zero(case, results):
+    result = results(2)["fp64", case]
     assert result["loss"] == 0
     assert not any(g.any() for g in result["gradients"].values())
 

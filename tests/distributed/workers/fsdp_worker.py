@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from rank_cases import CASES, NOTHING_TO_LEARN, cases_of, micro_batch
+from rank_cases import CASES, LOSS_CASE, LOSS_TYPES, NOTHING_TO_LEARN, cases_of, micro_batch
 from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
@@ -56,12 +56,12 @@ def build(directory, policy, process, frozen=()):
     return model
 
 
-def run(model, names, process):
+def run(model, names, process, loss_type="per_token_loss"):
     share = len(names) // process.world_size
     mine = [micro_batch(name) for name in names[process.rank * share :][:share]]
     choices, hooks = watch_routers(model)
     model.zero_grad()
-    loss, _ = accumulate_gradients(model, mine, global_targets(mine), process.device)
+    loss, _ = accumulate_gradients(model, mine, global_targets(mine), process.device, loss_type)
     for hook in hooks:
         hook.remove()
     # Cloned, because on one rank the whole tensor is the shard, and the next backward pass adds to it.
@@ -142,6 +142,9 @@ def norms_over_meshes(process):
 def formats_and_corners(directory, model, process):
     """What two ranks are asked beyond the core."""
     results = {("fp64", "nothing_to_learn"): run(model, NOTHING_TO_LEARN, process)}
+    for loss_type in LOSS_TYPES:
+        results["fp64", loss_type] = run(model, CASES[LOSS_CASE], process, loss_type)
+        results["fp64", f"nothing_to_learn-{loss_type}"] = run(model, NOTHING_TO_LEARN, process, loss_type)
     frozen = build(directory, "fp64", process, frozen=["model.visual"])
     results["fp64", "frozen_vision"] = run(frozen, CASES["text_beside_pictures"], process)
     for policy in ("fp32", "bf16"):
