@@ -32,7 +32,7 @@ class PreprocessParameters(Section):
     """`data.dataset_param.preprocess_parameters`: tokenizer, and budgets of pictures and videos."""
 
     model_name_or_path: str
-    """Hugging Face directory with tokenizer, chat template and preprocessor configs, the same as the checkpoint's own."""
+    """Hugging Face directory with tokenizer, chat template and image processor; they must be the checkpoint's own."""
     trust_remote_code: bool = False
     """Accepted because published configs carry it; glmv never runs code from a checkpoint."""
     use_fast_tokenizer: bool = True

@@ -13,7 +13,7 @@ class ModelSection(Section):
     model_id: Literal["glm4v_moe"] = "glm4v_moe"
     """Architecture; GLM-4.5V is the one that glmv knows."""
     model_name_or_path: str
-    """Training checkpoint root or Hugging Face directory that holds config.json, the same as the checkpoint's own."""
+    """Training checkpoint root or Hugging Face directory with config.json, which must be the checkpoint's own."""
     trust_remote_code: bool = False
     """Accepted because published configs carry it; glmv never runs code from a checkpoint."""
     attn_implementation: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3", "native-sparse"] = (

@@ -2,9 +2,10 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from glmv.config.section import Count, DTypeName, ModulePlan, Section, Step
+from glmv.config.sizes import misfit
 
 
 class FsdpPlan(ModulePlan):
@@ -46,7 +47,7 @@ class EpPlan(ModulePlan):
 
 
 class ParallelConfig(Section):
-    """`parallel`: sizes of the meshes. What must divide the number of ranks is checked when training starts."""
+    """`parallel`: sizes of the meshes. Whether they multiply to the number of ranks is checked when training starts."""
 
     fully_shard_parallel_size: Count | Literal["auto"] = "auto"
     """Ranks that share one copy of the parameters; `auto` means all ranks."""
@@ -66,3 +67,9 @@ class ParallelConfig(Section):
     """Ranks that shard one expert-parallel rank's experts; null means all ranks divided by `expert_parallel_size`."""
     ep_plan: EpPlan = EpPlan()
     """Expert parallelism."""
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> "ParallelConfig":
+        if fault := misfit(self):
+            raise ValueError(fault)
+        return self

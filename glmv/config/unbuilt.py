@@ -1,4 +1,4 @@
-"""Options that the schema knows and `glmv train` cannot do yet."""
+"""Options that the schema knows and `glmv train` cannot do yet, or has no use for."""
 
 from typing import Any
 
@@ -38,6 +38,49 @@ _BUILT: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("tools.profile.enable", (False,), "the profiler"),
     ("tools.memory_profile.enable", (False,), "the memory profiler"),
 )
+
+ALL_RANKS = ("parallel.fully_shard_parallel_size", "parallel.data_parallel_size")
+"""Sizes that must be the number of ranks, where they are given: copies of shards are not built yet."""
+
+# Keys, or whole sections, that published configs carry and that change nothing here; why.
+_IN_MEMORY = "all samples are read into memory before the first step"
+_WITHOUT_EFFECT: dict[str, str] = {
+    "parallel.ep_plan": "expert parallelism is not built yet",
+    "data.dataset_param.preprocess_parameters.trust_remote_code": "code from a checkpoint is never run",
+    "data.dataset_param.preprocess_parameters.video_max_pixels": "video samples are not built yet",
+    "data.dataset_param.preprocess_parameters.video_min_pixels": "video samples are not built yet",
+    "data.dataset_param.preprocess_parameters.video_fps": "video samples are not built yet",
+    "data.dataset_param.preprocess_parameters.video_maxlen": "video samples are not built yet",
+    "data.dataset_param.basic_parameters.cache_dir": _IN_MEMORY,
+    "data.dataset_param.basic_parameters.overwrite_cache": "no cache is written",
+    "data.dataset_param.basic_parameters.preprocessing_batch_size": _IN_MEMORY,
+    "data.dataset_param.basic_parameters.preprocessing_num_workers": _IN_MEMORY,
+    "data.dataloader_param.num_workers": _IN_MEMORY,
+    "data.dataloader_param.enable_preload": _IN_MEMORY,
+    "model.trust_remote_code": "code from a checkpoint is never run",
+    "features.chunkloss_plan": "the chunked loss is not built yet",
+    "features.recompute_plan": "recomputation is not built yet",
+    "features.activation_offload_plan": "activation offload is not built yet",
+    "features.ep_balance_plan": "expert load balancing is not built yet",
+    "training.init_model_with_meta_device": "the model is always created without memory",
+    "training.load_strict": "missing and unexpected keys always stop the run",
+    "training.no_load_rng": "there is no random state: sample order follows from seed and step",
+    "training.no_save_rng": "there is no random state: sample order follows from seed and step",
+    "training.plugin": "what the published plugins register is built in",
+    "tools.profile.profile_type": "the profiler is not built yet",
+    "tools.profile.ranks": "the profiler is not built yet",
+    "tools.profile.static_param": "the profiler is not built yet",
+}
+
+
+def built_values(path: str) -> tuple[Any, ...] | None:
+    """The values of `section.key` that `glmv train` can do; None if it can do all."""
+    return next((built for name, built, _ in _BUILT if name == path), None)
+
+
+def without_effect(path: str) -> str | None:
+    """Why `section.key` changes nothing; None if it does."""
+    return next((why for name, why in _WITHOUT_EFFECT.items() if f"{path}.".startswith(f"{name}.")), None)
 
 
 def unbuilt(config: Config) -> list[str]:

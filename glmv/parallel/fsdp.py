@@ -16,6 +16,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from glmv.config.dtypes import torch_dtype
 from glmv.config.parallel import FsdpPlan, ParallelConfig
+from glmv.config.sizes import misfit
 from glmv.errors import GlmvError
 from glmv.parallel.patterns import match_any, select_modules
 
@@ -30,12 +31,14 @@ class ParallelError(GlmvError):
 
 
 def check_sizes(config: ParallelConfig, world_size: int) -> None:
-    """Raise ParallelError where the plan's sizes do not fit `world_size`."""
+    """Raise ParallelError where the sizes do not multiply to `world_size`, or ask for a layout that is not built."""
+    if fault := misfit(config, world_size):
+        raise ParallelError(f"parallel.{fault}.")
     for key in ("fully_shard_parallel_size", "data_parallel_size"):
         asked = getattr(config, key)
         if asked not in ("auto", None, world_size):
             raise ParallelError(
-                f"parallel.{key} = {asked}, but {world_size} ranks were started. "
+                f"parallel.{key} = {asked}, but {world_size} ranks were started; copies of shards are not built yet.\n"
                 f"Start {asked} ranks, or leave the size out: parameters are sharded over all ranks."
             )
 

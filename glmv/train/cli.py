@@ -25,7 +25,6 @@ def train_command(
 
     from glmv.errors import GlmvError
     from glmv.parallel.process import exit_with, process_group, raise_on_all_ranks, read_launch_environment
-    from glmv.train.trainer import Trainer
 
     rank, world_size, _ = read_launch_environment(os.environ)
     logging.basicConfig(format="%(message)s", level=logging.WARNING if rank == 0 else logging.ERROR)
@@ -33,6 +32,9 @@ def train_command(
     if isinstance(loaded, GlmvError) and world_size == 1:
         raise loaded
     with process_group(device, timedelta(seconds=timeout)):
+        # Imported late: it takes seconds, and a wrong config is told without it.
+        from glmv.train.trainer import Trainer
+
         try:
             # Several ranks meet even to fail, so that one of them can tell it for all.
             raise_on_all_ranks(loaded if isinstance(loaded, GlmvError) else None)
