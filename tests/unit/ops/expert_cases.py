@@ -1,6 +1,7 @@
 """Routings that break experts, and what machine and law say about each."""
 # Shapes: T tokens, H hidden, K experts per token, E experts, I intermediate, F = 2I.
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -58,7 +59,7 @@ class Case:
         stacked = {"mlp.experts.gate_up_proj": self.gate_up_EHF, "mlp.experts.down_proj": self.down_EIH}
         leaves = {name: leaf(w, policy.wide) for name, w in layout.per_expert(stacked).items()}
         each = [
-            [leaves[f"mlp.experts.{expert}.{part}_proj.weight"] for expert in range(EXPERTS)]
+            [leaves[f"mlp.experts.{expert}.{part}_proj.weight"] for expert in range(len(self.down_EIH))]
             for part in ("gate", "up", "down")
         ]
         hidden, weight = leaf(self.hidden_TH, policy.wide), leaf(self.top_k_weight_TK, policy.wide)
@@ -70,20 +71,28 @@ class Case:
 
 def make_case(routing: str, seed: int = 7) -> Case:
     """Random numbers under one of `ROUTINGS`."""
-    index_TK = torch.tensor(ROUTINGS[routing])
+    return drawn_case(ROUTINGS[routing], EXPERTS, HIDDEN, INNER, seed)
+
+
+def drawn_case(routing: list[list[int]], experts: int, hidden: int, inner: int, seed: int) -> Case:
+    """Random numbers of these sizes; `routing` lists the experts of each token."""
+    index_TK = torch.tensor(routing)
     return Case(
-        hidden_TH=draw(len(index_TK), HIDDEN, seed=seed),
+        hidden_TH=draw(len(index_TK), hidden, seed=seed),
         top_k_index_TK=index_TK,
         top_k_weight_TK=draw(*index_TK.shape, seed=seed + 1).sigmoid().float().double(),
-        gate_up_EHF=draw(EXPERTS, HIDDEN, 2 * INNER, seed=seed + 2) / 8,
-        down_EIH=draw(EXPERTS, INNER, HIDDEN, seed=seed + 3) / 8,
-        grad_TH=draw(len(index_TK), HIDDEN, seed=seed + 4),
+        gate_up_EHF=draw(experts, hidden, 2 * inner, seed=seed + 2) / 8,
+        down_EIH=draw(experts, inner, hidden, seed=seed + 3) / 8,
+        grad_TH=draw(len(index_TK), hidden, seed=seed + 4),
     )
 
 
-def poison(device: torch.device) -> None:
-    """Leave NaN in the memory that the next tensors of these sizes will be given."""
-    sizes = [EXPERTS * HIDDEN * 2 * INNER, EXPERTS * INNER * HIDDEN, *(n * HIDDEN for n in range(1, 15))]
+WEIGHTS = (EXPERTS, HIDDEN, 2 * INNER), (EXPERTS, INNER, HIDDEN)
+
+
+def poison(device: torch.device, *shapes: tuple[int, ...]) -> None:
+    """Leave NaN in the memory that the next tensors of these shapes (or of `make_case`'s) will be given."""
+    sizes = [math.prod(shape) for shape in shapes or (*WEIGHTS, *((n, HIDDEN) for n in range(1, 15)))]
     held = [
         torch.full((size,), float("nan"), dtype=dtype, device=device)
         for size in sizes
