@@ -45,7 +45,7 @@ def _ranks(config: ParallelConfig, world_size: int | None) -> str | None:
         told.append(("expert_parallel_size", "expert_fully_shard_parallel_size"))
     counts = {_value(config, names): f"{_product(config, names)} ranks" for names in told}
     if world_size is not None and world_size not in counts:
-        counts[world_size] = f"{world_size} ranks were started"
+        counts[world_size] = f"WORLD_SIZE = {world_size}"
     if len(counts) > 1:
         return f"{', but '.join(counts.values())}.\nMake them one number, or leave out what follows from the others"
     divisors: list[tuple[str, ...]] = [SAMPLE, ("expert_parallel_size",)]

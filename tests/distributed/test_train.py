@@ -96,7 +96,7 @@ def test_a_fault_on_one_rank_is_the_same_message_on_both(case, seen):
         ("missing picture", "missing on rank 1"),
         ("missing shard", "broken"),
         ("missing checkpoint", "missing on rank 1"),
-        ("three ranks asked for", "fully_shard_parallel_size = 1 x 3 = 3 does not divide the number of ranks (2 ranks"),
+        ("three ranks asked for", "= 1 x 3 = 3 does not divide the number of ranks (WORLD_SIZE = 2)"),
         ("dead pattern", '"model.visul" matches no module'),
         ("no weights", "training.load"),
     ],

@@ -44,7 +44,7 @@ def test_what_only_the_number_of_ranks_decides_is_left_to_the_start(published):
     parallel = load_config(published).parallel
     assert misfit(parallel) is None
     assert misfit(parallel, 32) is None
-    said = "expert_parallel_size = 16 does not divide the number of ranks (24 ranks were started)."
+    said = "expert_parallel_size = 16 does not divide the number of ranks (WORLD_SIZE = 24)."
     assert (misfit(parallel, 24) or "").startswith(said)
 
 
