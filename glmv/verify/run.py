@@ -59,6 +59,7 @@ class PolicyResult:
 
     policy: str
     steps: list[StepVerdict]
+    mean: Finding
     start: list[Finding]
     export: list[Finding]
     hf_logits: list[Finding]
@@ -68,6 +69,7 @@ class PolicyResult:
         """A line for everything over budget: tensor, step, rank, figures."""
         looks = [(verdict.step, verdict.explanation) for verdict in self.steps if verdict.explanation]
         lines = [f"{self.policy} step {step}: it looks as if {explanation}" for step, explanation in looks]
+        lines += [f"{self.policy} run: {self.mean}"] if self.mean.used > 1 else []
         lines += [f"{self.policy} start: {finding}" for finding in self.start if finding.used > 1]
         for verdict in self.steps:
             lines += [f"{self.policy} step {verdict.step}: {finding}" for finding in verdict.missed]
@@ -144,7 +146,7 @@ def _verify_policy(policy: str, options: Options, progress: Progress, pool: Exec
     trace = Trace(work / "trace")
     task = progress.add_task(f"{policy}: judge", total=2 * len(trace.steps))
     recipe = _recipe(config, hub, policy, options)
-    verdicts = judge_run(trace, recipe, pool, lambda: progress.advance(task))
+    verdicts, mean = judge_run(trace, recipe, pool, lambda: progress.advance(task))
     task = progress.add_task(f"{policy}: export and load with HF", total=2)
     dcp_to_hf(work / "dcp", work / "hf")
     progress.advance(task)
@@ -153,6 +155,7 @@ def _verify_policy(policy: str, options: Options, progress: Progress, pool: Exec
     found = PolicyResult(
         policy=policy,
         steps=verdicts,
+        mean=mean,
         start=judge_start(trace.weights(0), hub),
         export=judge_export(final, hub, work / "hf"),
         hf_logits=judge_hf_logits(work / "hf", picture.batch),

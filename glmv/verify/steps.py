@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from glmv.verify.explain import explain, holding_rank
-from glmv.verify.judge import Finding, Noise, compare
+from glmv.verify.judge import Finding, Noise, compare, mean_projection, overall_projection
 from glmv.verify.routing import RoutingNoise, ScoreNoise, judge_margins, judge_share, margins, score_noise
 from glmv.verify.trace import MicroBatch, Trace, TracedStep
 from glmv.verify.updates import judge_update
@@ -43,12 +43,16 @@ class Recipe:
 
 @dataclass(frozen=True)
 class StepVerdict:
-    """One step's findings by kind, worst first, the law's loss, and an explanation if something missed."""
+    """One step's findings by kind, worst first; `explanation` if something missed.
+
+    `projection` is the signed one of all gradients, which is judged again as a mean over the run.
+    """
 
     step: int
     findings: dict[str, list[Finding]]
     loss: float
     law_loss: float
+    projection: float
     explanation: str = ""
 
     @property
@@ -84,10 +88,13 @@ class Prepared:
     noise: Noise
     loss_noise: Noise
     score_noise: list[dict[int, ScoreNoise]]
+    projection: float
 
 
-def judge_run(trace: Trace, recipe: Recipe, pool: Executor, progress: Callable[[], None]) -> list[StepVerdict]:
-    """Verdicts of all recorded steps, in order.
+def judge_run(
+    trace: Trace, recipe: Recipe, pool: Executor, progress: Callable[[], None]
+) -> tuple[list[StepVerdict], Finding]:
+    """Verdicts of all recorded steps, in order, and one on the mean scale of all gradients over the run.
 
     Args:
         pool: steps are independent of each other, but for the pooled noise.   progress: called twice a step.
@@ -104,7 +111,9 @@ def judge_run(trace: Trace, recipe: Recipe, pool: Executor, progress: Callable[[
     for judged in as_completed([pool.submit(judge_step, trace, recipe, step, noise) for step in prepared]):
         verdicts.append(judged.result())
         progress()
-    return sorted(verdicts, key=lambda verdict: verdict.step)
+    draws = [step.projection for step in prepared]
+    mean = mean_projection([verdict.projection for verdict in verdicts], draws, recipe.dtype)
+    return sorted(verdicts, key=lambda verdict: verdict.step), mean
 
 
 def prepare(trace: Trace, recipe: Recipe, number: int) -> Prepared:
@@ -117,7 +126,7 @@ def prepare(trace: Trace, recipe: Recipe, number: int) -> Prepared:
     loss_noise.add({"loss": truth.loss}, {"loss": draw.loss})
     routing = zip(step.micro_batches, truth.routing, draw.routing, strict=True)
     scores = [score_noise(said, drawn, _real(micro)) for micro, said, drawn in routing]
-    return Prepared(number, truth, noise, loss_noise, scores)
+    return Prepared(number, truth, noise, loss_noise, scores, overall_projection(draw.gradients, truth.gradients))
 
 
 def judge_step(trace: Trace, recipe: Recipe, prepared: Prepared, noise: RunNoise) -> StepVerdict:
@@ -138,7 +147,8 @@ def judge_step(trace: Trace, recipe: Recipe, prepared: Prepared, noise: RunNoise
         for kind, found in findings.items()
     }
     explanation = _explain(step, truth, recipe) if gradients[0].used > 1 else ""
-    return StepVerdict(step.number, ordered, float(reported), float(truth.loss), explanation)
+    projection = overall_projection(step.gradients, truth.gradients)
+    return StepVerdict(step.number, ordered, float(reported), float(truth.loss), projection, explanation)
 
 
 def _contributions(step: TracedStep, recipe: Recipe, policy: Policy) -> Iterator[Contribution]:

@@ -44,6 +44,7 @@ def _block(policy: PolicyResult) -> list[str]:
         step, finding = worst(policy, kind)
         name = "" if kind == "loss" else f"{finding.name}, "
         lines.append(f"  {policy.policy}  {kind:<10} used {finding.used:<7.2g} {name}step {step}")
+    lines.append(f"  {policy.policy}  {'scale':<10} used {policy.mean.used:<7.2g} {policy.mean.name}")
     for label, findings in (("start", policy.start), ("export", policy.export)):
         wrong = sum(finding.used > 1 for finding in findings)
         state = "bit-equal" if not wrong else f"{wrong} differ"
@@ -76,7 +77,11 @@ def _policy(policy: PolicyResult) -> dict[str, Any]:
         }
         for verdict in policy.steps
     ]
-    return {"steps": steps, "hf_logits": _finding(max(policy.hf_logits, key=lambda finding: finding.used))}
+    return {
+        "steps": steps,
+        "mean": _finding(policy.mean),
+        "hf_logits": _finding(max(policy.hf_logits, key=lambda finding: finding.used)),
+    }
 
 
 def _finding(finding: Finding) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from glmv.verify.judge import ALL, Noise, compare, judge
+from glmv.verify.judge import ALL, Noise, compare, judge, mean_projection
 from spec.numerics import Policy, linear
 
 X = torch.randn(64, 96, generator=torch.Generator().manual_seed(1))
@@ -80,3 +80,10 @@ def test_a_comparison_that_could_not_fail_is_refused():
 def test_missing_tensors_are_refused():
     with pytest.raises(KeyError, match="weight"):
         compare({"a": X}, {"a": X, "weight": W}, Noise(), torch.float32)
+
+
+def test_a_scale_that_one_step_cannot_show_shows_in_the_mean_of_many():
+    random = torch.Generator().manual_seed(0)
+    draws, healthy = (3e-3 * torch.randn(2, 20, generator=random)).tolist()
+    assert mean_projection(healthy, draws, torch.bfloat16).used < 1
+    assert mean_projection([1.01 * (1 + p) - 1 for p in healthy], draws, torch.bfloat16).used > 2
