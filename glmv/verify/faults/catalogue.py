@@ -154,6 +154,28 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     Fault(
+        id="ranks-read-the-same-samples",
+        file="glmv/data/sampler.py",
+        line="mine = list(first)[self.dp_rank :: self.dp_size]",
+        replacement="mine = list(first)[:: self.dp_size]",
+        sentence="Every rank trains on the first rank's samples: most of an epoch is never read.",
+        killers=(
+            "tests/unit/data/test_sampler.py::test_ranks_share_an_epoch_without_overlap[1]",
+            "tests/unit/data/test_sampler.py::test_an_epoch_reads_every_sample_once",
+        ),
+    ),
+    Fault(
+        id="rope-parameters-unread",
+        file="glmv/model/config.py",
+        line='for name in ("rope_scaling", "rope_parameters"):',
+        replacement='for name in ("rope_scaling",):',
+        sentence="Rotary settings of a config.json that transformers 5 wrote fall back to defaults.",
+        killers=(
+            "tests/unit/model/test_config.py::test_every_spelling_of_rope[rope_parameters]",
+            "tests/unit/model/test_config.py::test_what_transformers_5_writes_is_the_same_model",
+        ),
+    ),
+    Fault(
         id="stop-token-unlearned",
         file="glmv/data/template.py",
         line="return inside | {follower}",
