@@ -100,3 +100,14 @@ def test_one_packed_document_is_a_plain_row(tiny):
 def test_no_mask_of_the_whole_row_is_made(tiny, samples, monkeypatch):
     monkeypatch.setattr("glmv.model.text.causal_mask", None)
     tiny.model(torch.float32)(**pack(samples, 0, length=21).model_inputs())
+
+
+def test_positions_start_anew_in_the_model(tiny, samples):
+    model, seen = tiny.model(torch.float32), []
+    model.model.language_model.register_forward_pre_hook(lambda _, args: seen.append(args[3]))
+    packed = pack(samples, 0, length=21)
+    for batch in (packed, *(pack([sample], 0) for sample in samples)):
+        model(**batch.model_inputs())
+    together, *alone = seen
+    assert together[..., : packed.cu_seqlens[-1]].equal(torch.cat(alone, dim=-1))
+    assert not together[..., packed.cu_seqlens[-1] :].any()
