@@ -45,6 +45,18 @@ def test_computed_buffers_are_right_after_meta_initialisation(seen):
     assert seen[0]["uninterrupted"]["computed_buffers"] == 2
 
 
+def test_the_config_chooses_the_loss(seen):
+    """Micro-batches of two samples, all with unlike numbers of targets."""
+    losses = seen[0]["losses"]
+    assert losses == seen[1]["losses"]
+    assert len(set(losses.values())) == len(losses) == 3
+
+
+def test_rotary_buffers_are_rounded_when_asked(seen):
+    assert [rank["late interval"]["wrong_buffers"] for rank in seen] == [[], []]
+    assert seen[0]["late interval"]["rounded_buffers"] == 2
+
+
 def test_a_resumed_run_repeats_the_uninterrupted_one_bit_for_bit(seen):
     for rank in seen:
         assert rank["resumed"]["steps"] == rank["uninterrupted"]["steps"][2:]

@@ -23,6 +23,7 @@ from glmv.train.trainer import Trainer
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "pictures" / "train.yaml"
 HF, ROOT, WORK = map(Path, sys.argv[1:4])
+LOSS_TYPES = ["per_token_loss", "default", "per_sample_loss"]
 RANK_1_ONLY = "missing on rank 1"
 
 
@@ -83,7 +84,7 @@ def everyone(thing):
     return gathered
 
 
-def train(*overrides, observer=None):
+def train(*overrides, observer=None, buffers=None):
     """Run a training; what this rank knows afterwards."""
     saves, save_checkpoint = [], trainer_module.save_checkpoint
 
@@ -93,7 +94,7 @@ def train(*overrides, observer=None):
 
     trainer_module.save_checkpoint = recorded
     try:
-        trainer = Trainer(settings(*overrides), observer)
+        trainer = Trainer(settings(*overrides), observer, buffers=buffers)
         history = trainer.run()
     finally:
         trainer_module.save_checkpoint = save_checkpoint
@@ -120,6 +121,20 @@ def uninterrupted():
     buffers = dict(trainer.model.named_buffers())
     wrong = [n for n in names if not torch.equal(buffers[n], fresh.get_buffer(n))]
     return seen | {"computed_buffers": len(names), "wrong_buffers": wrong}
+
+
+def first_loss(loss_type):
+    overrides = "training.train_iters=1", "training.save=null", "training.micro_batch_size=2"
+    return train(*overrides, f"features.loss_cfg.loss_type={loss_type}")[1]["steps"][0][1]
+
+
+def rounded_buffers():
+    """A run with bf16 buffers; names of those that are not rounded, or not in fp32."""
+    trainer, seen = train("training.train_iters=1", f"training.save={WORK}/late", buffers=torch.bfloat16)
+    exact = Glm4vMoeForConditionalGeneration(trainer.model.config)
+    frequencies = {name: buffer for name, buffer in trainer.model.named_buffers() if name.endswith("inv_freq")}
+    wrong = [n for n, b in frequencies.items() if not b.equal(exact.get_buffer(n).bfloat16().float())]
+    return seen | {"rounded_buffers": len(frequencies), "wrong_buffers": wrong}
 
 
 def resumed():
@@ -176,8 +191,9 @@ def main():
             "resumed": resumed(),
             "resumed with another decay": resumed_with_another_decay(),
             "five steps": train("training.train_iters=5", "training.save_interval=2", f"training.save={WORK}/five")[1],
-            "late interval": train("training.train_iters=1", f"training.save={WORK}/late")[1],
+            "late interval": rounded_buffers(),
             "no save": train("training.train_iters=1", "training.save=null")[1],
+            "losses": {loss_type: first_loss(loss_type) for loss_type in LOSS_TYPES},
             "input": spoiled("input"),
             "gradient": spoiled("gradient"),
             **different_on_rank_1(process.rank),
