@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
+import torch
 from torch import Tensor
 
 from glmv.model.positions import IMAGE, KINDS, TEXT, VIDEO, InputError
@@ -90,11 +91,10 @@ def check_documents(cu_seqlens: Tensor, input_ids_BS: Tensor, attention_mask_BS:
             f"cu_seqlens = {borders} must rise from 0 to at most the {length} tokens of the row.\n"
             "Give the end of every document, an empty one left out."
         )
-    if attention_mask_BS is not None:
-        real = [1] * borders[-1] + [0] * (length - borders[-1])
-        if (attention_mask_BS[0] != 0).long().tolist() != real:
-            raise InputError(
-                f"attention_mask and cu_seqlens disagree: the documents end at {borders[-1]}, so the mask must be 1 up "
-                "to there and 0 behind.\nCorrect it, or leave it out."
-            )
+    place_S = torch.arange(length, device=input_ids_BS.device)
+    if attention_mask_BS is not None and not (attention_mask_BS[0] != 0).equal(place_S < borders[-1]):
+        raise InputError(
+            f"attention_mask and cu_seqlens disagree: the documents end at {borders[-1]}, so the mask must be 1 up to "
+            "there and 0 behind.\nCorrect it, or leave it out."
+        )
     return lengths

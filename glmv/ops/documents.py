@@ -2,6 +2,7 @@
 # Shapes: B batch, S sequence.
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 PADDING = -1
@@ -17,6 +18,6 @@ def document_ids(attention_mask_BS: Tensor, cu_seqlens: Tensor | None = None) ->
     """
     if cu_seqlens is None:
         return (attention_mask_BS != 0).long() - 1
-    place_S = torch.arange(attention_mask_BS.shape[1], device=cu_seqlens.device)
-    document_S = torch.bucketize(place_S, cu_seqlens.long(), right=True) - 1
-    return document_S.masked_fill(place_S >= cu_seqlens[-1], PADDING)[None]
+    lengths = cu_seqlens.diff()
+    document_S = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
+    return F.pad(document_S, (0, attention_mask_BS.shape[1] - len(document_S)), value=PADDING)[None]

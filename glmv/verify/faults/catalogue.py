@@ -220,8 +220,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         id="document-ids-ignore-borders",
         file="glmv/ops/documents.py",
-        line="return document_S.masked_fill(place_S >= cu_seqlens[-1], PADDING)[None]",
-        replacement="return document_S.clamp(max=0).masked_fill(place_S >= cu_seqlens[-1], PADDING)[None]",
+        line="return F.pad(document_S, (0, attention_mask_BS.shape[1] - len(document_S)), value=PADDING)[None]",
+        replacement="return F.pad(document_S.clamp(max=0), (0, attention_mask_BS.shape[1] - len(document_S)), value=PADDING)[None]",
         sentence="A packed row counts as one sample: its positions run on, its first labels are learned, it weighs as one.",
         killers=(
             f"{POSITIONS}::test_every_packed_document_starts_at_0",

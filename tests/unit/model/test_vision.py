@@ -60,6 +60,15 @@ def test_the_tower_runs_for_text_but_changes_nothing(tiny):
     assert seen == [True, True]
 
 
+@pytest.mark.parametrize("case", ["one_image", "video", "image_and_video_padded_right"])
+def test_images_and_videos_go_through_the_tower_at_once(case, tiny):
+    model, batch = tiny.model(torch.float32), make_batch(case)
+    seen = []
+    model.model.visual.register_forward_hook(lambda _, args, out: seen.append(len(out)))
+    run(model, batch)
+    assert seen == [int((batch.mm_token_type_ids != 0).sum())]
+
+
 def test_a_frozen_tower_gets_no_gradient(tiny):
     model = tiny.model(torch.float32)
     model.model.visual.requires_grad_(False)
