@@ -8,8 +8,11 @@ import pytest
 from transformers import AutoTokenizer, Glm4vMoeConfig
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 
+from glmv.checkpoint.hf_to_dcp import hf_to_dcp
 from glmv.config import load_config
+from glmv.parallel.process import AgreedError, process_group
 from glmv.train.assets import AssetsError, refuse_other_assets
+from glmv.train.trainer import Trainer
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "pictures" / "train.yaml"
 TOKENIZER = "data.dataset_param.preprocess_parameters.model_name_or_path"
@@ -89,3 +92,13 @@ def test_another_vocabulary_is_refused(check, named):
     (named / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(AssetsError, match="its tokenizer is not that of"):
         check()
+
+
+def test_a_training_refuses_before_it_reads_data(tiny_dir, named, tmp_path):
+    file, old, new = CHANGES["chat template"]
+    change(named / file, old, new)
+    hf_to_dcp(tiny_dir, tmp_path / "dcp")
+    places = [f"training.load={tmp_path}/dcp", f"model.model_name_or_path={tmp_path}/dcp", f"{TOKENIZER}={named}"]
+    config = load_config(EXAMPLE, [*places, "data.dataset_param.basic_parameters.dataset=none.json"])
+    with process_group("cpu"), pytest.raises(AgreedError, match="its chat template is not that of"):
+        Trainer(config)
