@@ -80,7 +80,8 @@ def _setting(result: Result) -> str:
 
 def _svg(figure: Figure) -> str:
     text = io.StringIO()
-    figure.savefig(text, format="svg", bbox_inches="tight")
+    nameless = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    figure.savefig(text, format="svg", bbox_inches="tight", metadata=nameless)
     return text.getvalue()[text.getvalue().index("<svg") :]
 
 

@@ -7,7 +7,7 @@ import multiprocessing
 import shutil
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,6 +39,7 @@ PICTURES = Path(glmv.__file__).parents[1] / "examples" / "pictures"
 MARKER = ".glmv-verify"
 # A training run of the tiny model takes seconds; this ends one that hangs.
 TIMEOUT_S = 600.0
+POLL_S = 0.25
 
 
 @dataclass(frozen=True)
@@ -180,10 +181,17 @@ def _overrides(policy: str, options: Options) -> list[str]:
 
 
 def _train(command: list[str], options: Options, progress: Callable[[int], None], metrics: Path) -> None:
-    outcome = launch(command, nproc=options.world_size, timeout_s=TIMEOUT_S)
-    if not outcome.ok:
-        raise GlmvError(f"training ended before its last step.\n{outcome.describe()}")
-    progress(len(metrics.read_text(encoding="utf-8").splitlines()))
+    with ThreadPoolExecutor(1) as waiting:
+        run = waiting.submit(launch, command, nproc=options.world_size, timeout_s=TIMEOUT_S)
+        while not run.done():
+            time.sleep(POLL_S)
+            progress(_lines(metrics))
+    if not run.result().ok:
+        raise GlmvError(f"training ended before its last step.\n{run.result().describe()}")
+
+
+def _lines(path: Path) -> int:
+    return path.read_text(encoding="utf-8").count("\n") if path.exists() else 0
 
 
 def _recipe(config: TrainConfig, hub: Path, policy: str, options: Options) -> Recipe:

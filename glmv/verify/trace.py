@@ -1,12 +1,12 @@
 """What a training run leaves for the judge: state and gradients of every step, and every rank's batches.
 
-    state_0000.safetensors    weights, exp_avg, exp_avg_sq before step 1
-    step_0001.safetensors     gradients of step 1, complete and not yet clipped
-    step_0001.json            loss, gradient norm, learning rate as the run reported them
-    step_0001_rank2.safetensors   micro-batches of rank 2 and the experts its routers chose
-    state_0001.safetensors    after step 1 = before step 2
+    state_0000_rank2.safetensors   rank 2's part of weights, exp_avg, exp_avg_sq before step 1
+    grads_0001_rank2.safetensors   its part of the gradients of step 1, complete and not yet clipped
+    input_0001_rank2.safetensors   its micro-batches, and the experts its routers chose
+    step_0001.json                 loss, gradient norm, learning rate as the run reported them
+    state_0001_rank2.safetensors   after step 1 = before step 2
 
-Whole tensors are gathered to rank 0: this is for small models.
+Every rank writes what it holds, with the place of each part in the whole tensor; nothing is sent between ranks.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from glmv.data.batch import Batch as MachineBatch
 from glmv.train.metrics import StepMetrics
@@ -49,7 +51,7 @@ class Recorder(Observer):
         self.hooked = False
 
     def before_step(self, trainer: Trainer, step: int, micro_batches: Sequence[MachineBatch]) -> None:
-        """Store this rank's inputs; before the first step also the starting state."""
+        """Remember this rank's inputs; before the first step also store the starting state."""
         if not self.hooked:
             self._watch_routers(trainer.model)
             self._save_state(trainer, 0)
@@ -57,11 +59,10 @@ class Recorder(Observer):
         self.batches = list(micro_batches)
 
     def after_backward(self, trainer: Trainer, step: int, loss: float) -> None:
-        """Store complete gradients, and each rank's expert choices."""
-        gradients = {n: whole(p.grad) for n, p in trainer.model.named_parameters() if p.grad is not None}
-        if trainer.rank == 0:
-            save_file(gradients, self.directory / f"step_{step:04d}.safetensors")
-        self._save_inputs(self.directory / f"step_{step:04d}_rank{trainer.rank}.safetensors")
+        """Store complete gradients, inputs and expert choices."""
+        gradients = {n: p.grad for n, p in trainer.model.named_parameters() if p.grad is not None}
+        save_parts(gradients, self.directory / f"grads_{step:04d}_rank{trainer.rank}.safetensors")
+        self._save_inputs(self.directory / f"input_{step:04d}_rank{trainer.rank}.safetensors")
 
     def after_step(self, trainer: Trainer, step: int, metrics: StepMetrics) -> None:
         """Store the new state and what the run reported."""
@@ -84,13 +85,12 @@ class Recorder(Observer):
         self.hooked = True
 
     def _save_state(self, trainer: Trainer, step: int) -> None:
-        tensors = {f"weights/{name}": whole(t) for name, t in trainer.model.state_dict().items()}
+        tensors = {f"weights/{name}": t for name, t in trainer.model.state_dict().items()}
         for name, parameter in trainer.model.named_parameters():
             memory = trainer.optimizer.state.get(parameter, {})
             for kind in ("exp_avg", "exp_avg_sq"):
-                tensors[f"{kind}/{name}"] = whole(memory[kind] if kind in memory else torch.zeros_like(parameter))
-        if trainer.rank == 0:
-            save_file(tensors, self.directory / f"state_{step:04d}.safetensors")
+                tensors[f"{kind}/{name}"] = memory[kind] if kind in memory else torch.zeros_like(parameter)
+        save_parts(tensors, self.directory / f"state_{step:04d}_rank{trainer.rank}.safetensors")
 
     def _save_inputs(self, path: Path) -> None:
         tensors: dict[str, Tensor] = {}
@@ -101,11 +101,42 @@ class Recorder(Observer):
         save_file(tensors, path)
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """All of a possibly sharded tensor, on the CPU, in memory of its own. Collective for a DTensor."""
-    tensor = tensor.detach()
-    tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return tensor.cpu().contiguous().clone()
+def save_parts(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Store this rank's part of each tensor, and where it stands: {name: [whole shape, offset of the part]}."""
+    parts, places = {}, {}
+    for name, tensor in tensors.items():
+        part, offset = tensor.detach(), (0,) * tensor.ndim
+        if isinstance(part, DTensor):
+            _, offset = compute_local_shape_and_global_offset(part.shape, part.device_mesh, part.placements)
+            part = part.to_local()
+        parts[name] = part.cpu().contiguous().clone()
+        places[name] = [list(tensor.shape), list(offset)]
+    save_file(parts, path, metadata={"places": json.dumps(places)})
+
+
+def load_whole(paths: Sequence[Path]) -> dict[str, Tensor]:
+    """Put the parts of all ranks together.
+
+    Raises:
+        ValueError: some element is in no rank's part, or two ranks hold different values of one.
+    """
+    whole: dict[str, Tensor] = {}
+    covered: dict[str, Tensor] = {}
+    for path in paths:
+        with safe_open(path, framework="pt") as file:
+            places = json.loads(file.metadata()["places"])
+            for name, (shape, offset) in places.items():
+                part = file.get_tensor(name)
+                where = tuple(slice(start, start + size) for start, size in zip(offset, part.shape, strict=True))
+                seen = covered.setdefault(name, torch.zeros(shape, dtype=torch.bool))[where]
+                held = whole.setdefault(name, torch.empty(shape, dtype=part.dtype))[where]
+                if not torch.equal(held[seen], part[seen]):
+                    raise ValueError(f"{path.name}: {name} differs between ranks that should hold the same")
+                held.copy_(part)
+                seen.fill_(True)
+    if missing := [name for name, seen in covered.items() if not seen.all()]:
+        raise ValueError(f"no rank holds all of {', '.join(missing[:3])} ({len(missing)} tensors)")
+    return whole
 
 
 @dataclass(frozen=True)
@@ -144,12 +175,11 @@ class Trace:
 
     def weights(self, step: int) -> dict[str, Tensor]:
         """Weights and buffers after `step` (0: at the start), under the machine's names."""
-        tensors = load_file(self.directory / f"state_{step:04d}.safetensors")
+        tensors = load_whole(self._files("state", step))
         return {n.removeprefix("weights/"): t for n, t in tensors.items() if n.startswith("weights/")}
 
     def read(self, number: int) -> TracedStep:
         """One step."""
-        stem = self.directory / f"step_{number:04d}"
         before, state_before = self._state(number - 1)
         after, state_after = self._state(number)
         return TracedStep(
@@ -157,14 +187,19 @@ class Trace:
             before=before,
             state_before=state_before,
             micro_batches=self._micro_batches(number),
-            gradients=per_expert(load_file(stem.with_suffix(".safetensors"))),
-            metrics=json.loads(stem.with_suffix(".json").read_text(encoding="utf-8")),
+            gradients=per_expert(load_whole(self._files("grads", number))),
+            metrics=json.loads((self.directory / f"step_{number:04d}.json").read_text(encoding="utf-8")),
             after=after,
             state_after=state_after,
         )
 
+    def _files(self, kind: str, number: int) -> list[Path]:
+        """One file a rank, in the order of ranks."""
+        found = self.directory.glob(f"{kind}_{number:04d}_rank*.safetensors")
+        return sorted(found, key=lambda path: int(path.stem.split("rank")[1]))
+
     def _state(self, step: int) -> tuple[dict[str, Tensor], State]:
-        tensors = load_file(self.directory / f"state_{step:04d}.safetensors")
+        tensors = load_whole(self._files("state", step))
         parts: dict[str, dict[str, Tensor]] = {"weights": {}, "exp_avg": {}, "exp_avg_sq": {}}
         for key, tensor in tensors.items():
             kind, name = key.split("/", 1)
@@ -174,8 +209,7 @@ class Trace:
 
     def _micro_batches(self, number: int) -> list[MicroBatch]:
         found = []
-        pattern = f"step_{number:04d}_rank*.safetensors"
-        for path in sorted(self.directory.glob(pattern), key=lambda path: int(path.stem.split("rank")[1])):
+        for path in self._files("input", number):
             tensors = load_file(path)
             for index in sorted({int(key.split("/")[0]) for key in tensors}):
                 own = {k.split("/", 1)[1]: t for k, t in tensors.items() if k.startswith(f"{index}/")}
