@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,7 @@ from spec.model import Batch
 from spec.optimizer import State
 
 GATE = re.compile(r"layers\.(\d+)\.mlp\.gate$")
-# The machine has the law's document ids as a property.
-BATCH_FIELDS = sorted(
-    {f.name for f in dataclasses.fields(Batch)} & {*(f.name for f in dataclasses.fields(MachineBatch)), "document_ids"}
-)
+BATCH_FIELDS = sorted({f.name for f in dataclasses.fields(Batch)} & {f.name for f in dataclasses.fields(MachineBatch)})
 
 
 class Recorder(Observer):
@@ -95,7 +93,7 @@ class Recorder(Observer):
     def _save_inputs(self, path: Path) -> None:
         tensors: dict[str, Tensor] = {}
         for number, (batch, choice) in enumerate(zip(self.batches, self.choices, strict=True)):
-            fields = {name: getattr(batch, name) for name in BATCH_FIELDS}
+            fields = {name: getattr(batch, name) for name in (*BATCH_FIELDS, "cu_seqlens")}
             tensors |= {f"{number}/{name}": t.cpu().contiguous() for name, t in fields.items() if t is not None}
             tensors |= {f"{number}/experts/{layer}": index.cpu() for layer, index in choice.items()}
         save_file(tensors, path)
@@ -214,6 +212,17 @@ class Trace:
             for index in sorted({int(key.split("/")[0]) for key in tensors}):
                 own = {k.split("/", 1)[1]: t for k, t in tensors.items() if k.startswith(f"{index}/")}
                 experts = {int(k.split("/")[1]): t for k, t in own.items() if k.startswith("experts/")}
-                batch = Batch(**{name: own.get(name) for name in BATCH_FIELDS})  # type: ignore[arg-type]
+                fields = {name: own.get(name) for name in BATCH_FIELDS}
+                batch = Batch(**fields, document_ids=packed_documents(own))  # type: ignore[arg-type]
                 found.append(MicroBatch(int(path.stem.split("rank")[1]), batch, experts))
         return found
+
+
+def packed_documents(tensors: Mapping[str, Tensor]) -> Tensor | None:
+    """The law's document ids [1, S] of a packed row, read from its borders and not from the machine; None without."""
+    if "cu_seqlens" not in tensors:
+        return None
+    document_1S = torch.full_like(tensors["input_ids"], -1)
+    for number, (begin, end) in enumerate(pairwise(tensors["cu_seqlens"].tolist())):
+        document_1S[0, begin:end] = number
+    return document_1S

@@ -6,7 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from glmv.verify.trace import load_whole, save_parts
+from glmv.data import Sample, collate, pack
+from glmv.verify.trace import Recorder, Trace, load_whole, save_parts
 
 WHOLE = torch.arange(12.0).reshape(4, 3)
 
@@ -42,3 +43,18 @@ def test_replicas_that_differ_are_told(tmp_path):
     paths = [write(tmp_path / "a", WHOLE, [0, 0]), write(tmp_path / "b", WHOLE + 1, [0, 0])]
     with pytest.raises(ValueError, match="w differs between ranks"):
         load_whole(paths)
+
+
+def test_a_micro_batch_comes_back_with_its_videos_and_documents(tmp_path):
+    grid = torch.tensor([[1, 2, 2]])
+    video = {"pixel_values_videos": torch.ones(4, 6), "video_grid_thw": grid}
+    ids = torch.tensor([5, 6, 7])
+    samples = [Sample(str(n), ids[:n], ids[:n], ids[:n] * 0, None, None, **video) for n in (2, 3)]
+    recorder = Recorder(tmp_path)
+    recorder.batches, recorder.choices = [pack(samples, 0, length=7), collate(samples, 0)], [{}, {}]
+    recorder._save_inputs(tmp_path / "input_0001_rank0.safetensors")
+    packed, padded = (micro.batch for micro in Trace(tmp_path)._micro_batches(1))
+    assert packed.documents.tolist() == [[0, 0, 1, 1, 1, -1, -1]]
+    assert padded.document_ids is None
+    assert packed.video_grid_thw.equal(torch.cat([grid, grid]))
+    assert packed.pixel_values_videos.shape == (8, 6)
