@@ -26,7 +26,7 @@ h1 span {{ color: {colour}; }}
 h2 {{ margin-top: 2.2rem; border-bottom: 1px solid #ddd; }}
 table {{ border-collapse: collapse; width: 100%; font-size: 13px; }}
 td, th {{ text-align: left; padding: .2rem .6rem .2rem 0; border-bottom: 1px solid #eee; vertical-align: top; }}
-td.number {{ text-align: right; font-variant-numeric: tabular-nums; }}
+td.number {{ text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }}
 code, pre {{ font: 13px/1.4 ui-monospace, monospace; }}
 pre {{ background: #fdf1ee; padding: .8rem; overflow-x: auto; }}
 svg {{ max-width: 100%; height: auto; }}
@@ -158,6 +158,6 @@ def _row(policy: PolicyResult, step: int, finding: Finding) -> str:
     over = ' class="over"' if finding.used > 1 else ""
     return (
         f"<tr{over}><td class=number>{finding.used:.3g}<td><code>{html.escape(finding.name)}</code>"
-        f"<td>{html.escape(finding.figure)}<td>{finding.error:.2e}<td>{finding.allowed:.2e}"
+        f"<td>{html.escape(finding.figure)}<td class=number>{finding.error:.2e}<td class=number>{finding.allowed:.2e}"
         f"<td>{html.escape(finding.where)}<td>{policy.policy}, {step}</tr>"
     )

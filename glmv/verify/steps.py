@@ -135,8 +135,9 @@ def judge_step(trace: Trace, recipe: Recipe, prepared: Prepared, noise: RunNoise
     reported = torch.tensor(float(step.metrics["loss"]), dtype=torch.float64)
     wide = torch.promote_types(recipe.dtype, torch.float32)
     gradients = compare(step.gradients, truth.gradients, noise.gradients, recipe.dtype)
+    loss = compare({"loss": reported}, {"loss": truth.loss}, noise.loss, wide)
     findings = {
-        "loss": compare({"loss": reported}, {"loss": truth.loss}, noise.loss, wide)[:1],
+        "loss": [finding for finding in loss if finding.name == "loss"],
         "gradients": gradients,
         "routing": list(_judge_routing(step, prepared, recipe, noise.routing)),
         "weights": list(_judge_weights(step, recipe)),
