@@ -8,8 +8,13 @@ from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # What transformers' base class writes into any config, and what concerns files, labels or generated text only.
-BOOKKEEPING = frozenset(
+BOOKKEEPING = _names(
     "_name_or_path architectures auto_map dtype torch_dtype transformers_version return_dict output_attentions "
     "output_hidden_states output_scores problem_type id2label label2id chunk_size_feed_forward torchscript "
     "use_bfloat16 tf_legacy_loss is_encoder_decoder is_decoder add_cross_attention cross_attention_hidden_size "
@@ -20,13 +25,13 @@ BOOKKEEPING = frozenset(
     "early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p typical_p repetition_penalty "
     "length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences "
     "return_dict_in_generate forced_bos_token_id forced_eos_token_id remove_invalid_values "
-    "exponential_decay_length_penalty suppress_tokens begin_suppress_tokens".split()
+    "exponential_decay_length_penalty suppress_tokens begin_suppress_tokens"
 )
 # Settings of the two parts that leave their computation in training as it is.
-WITHOUT_EFFECT = frozenset(
+WITHOUT_EFFECT = _names(
     "initializer_range max_position_embeddings use_cache tie_word_embeddings output_router_logits "
     "router_aux_loss_coef num_nextn_predict_layers image_token_id video_token_id image_start_token_id "
-    "image_end_token_id video_start_token_id video_end_token_id".split()
+    "image_end_token_id video_start_token_id video_end_token_id"
 )
 ROPE = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section"})
 
