@@ -17,7 +17,7 @@ from glmv.errors import GlmvError
 from glmv.tiny.cli import make_tiny_command
 from glmv.train.cli import train_command
 from glmv.verify.cli import verify_command
-from glmv.verify.faults.cli import app as faults_app
+from glmv.verify.faults.cli import faults_command
 
 app = typer.Typer(
     name="glmv",
@@ -28,7 +28,12 @@ app.command("make-tiny")(make_tiny_command)
 app.command("train")(train_command)
 app.command("verify")(verify_command)
 app.command("config-reference")(config_reference_command)
-app.add_typer(faults_app, name="faults")
+# What follows `faults` belongs to a process of its own, its --help included.
+app.command(
+    "faults",
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)(faults_command)
 app.add_typer(convert_app, name="convert")
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +13,27 @@ import typer
 
 from glmv.errors import GlmvError
 
-app = typer.Typer(no_args_is_help=True, help="Seeded faults: bugs put in on purpose, which named tests must see.")
+app = typer.Typer(
+    name="glmv faults",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Seeded faults: bugs put in on purpose, which named tests must see.",
+)
+
+
+def main() -> None:
+    """Run the command line of this process."""
+    try:
+        app(prog_name="glmv faults")
+    except GlmvError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+def faults_command(context: typer.Context) -> None:
+    """Seeded faults: `glmv faults list`, `glmv faults run [ID ...]`."""
+    command = [sys.executable, "-m", "glmv.verify.faults", *context.args]
+    raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 
 @app.command("list")

@@ -6,6 +6,8 @@ from glmv.config.training import TrainingConfig
 from glmv.errors import GlmvError
 from glmv.parallel.patterns import PatternError
 from glmv.train.optimizer import build_optimizer, freeze, optimizer_step
+from glmv.verify.updates import judge_update
+from spec.optimizer import Hyper, State
 
 
 @pytest.fixture
@@ -61,3 +63,23 @@ def test_the_step_uses_the_learning_rate_it_is_given(model):
     assert torch.equal(model["head"].weight, before)
     optimizer_step(optimizer, lr=0.5)
     assert not torch.equal(model["head"].weight, before)
+
+
+def test_the_optimizer_is_the_laws(model):
+    config = TrainingConfig(weight_decay=0.25, adam_beta1=0.8, adam_beta2=0.95, adam_eps=1e-6)
+    hyper = Hyper(lr=0.5, beta1=0.8, beta2=0.95, eps=1e-6, weight_decay=0.25)
+    optimizer, state = build_optimizer(model, config), State.zeros(dict(model.named_parameters()))
+    for scale in (1.0, 3.0):
+        optimizer.zero_grad()
+        model["head"](scale * torch.ones(1, 2)).square().sum().backward()
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        optimizer_step(optimizer, lr=0.5)
+        gradients = {name: p.grad for name, p in model.named_parameters()}
+        norm = float(torch.cat([g.flatten() for g in gradients.values()]).norm())
+        after = {name: p.detach() for name, p in model.named_parameters()}
+        memory = {name: optimizer.state[p] for name, p in model.named_parameters()}
+        moments = ({n: m[kind].clone() for n, m in memory.items()} for kind in ("exp_avg", "exp_avg_sq"))
+        new_state = State(state.step + 1, *moments)
+        findings = judge_update(before, state, gradients, norm, after, new_state, hyper)
+        assert [str(finding) for finding in findings if finding.used > 1] == []
+        state = new_state

@@ -36,6 +36,12 @@ def test_every_fault_has_its_line(fault):
     assert fault.apply(source) != source
 
 
+@pytest.mark.parametrize("killer", sorted({killer for fault in FAULTS for killer in fault.killers}))
+def test_every_killer_is_a_test(killer):
+    path, _, name = killer.partition("::")
+    assert f"def {name.partition('[')[0]}(" in (ROOT / path).read_text(encoding="utf-8")
+
+
 def test_ids_are_unique():
     assert len({fault.id for fault in FAULTS}) == len(FAULTS)
 
