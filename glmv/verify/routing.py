@@ -77,7 +77,7 @@ class RoutingNoise:
 def judge_margins(
     chosen: Mapping[int, Tensor],
     truth: Mapping[int, Routing],
-    own_noise: Mapping[int, ScoreNoise],
+    own_noise: RoutingNoise,
     noise: RoutingNoise,
     real_T: Tensor,
     dtype: torch.dtype,
@@ -86,14 +86,14 @@ def judge_margins(
 
     Args:
         chosen: experts [T, K] by layer.   truth: the law's biased scores, computed on the chosen route.
-        own_noise: of this micro-batch's own draw: pictures make some noisier than others.
+        own_noise: of this micro-batch's own draws: pictures make some noisier than others.
     """
     floor = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
     for layer, said in truth.items():
         index_TK = chosen[layer][real_T]
         repeated_T = (index_TK.sort(-1).values.diff(dim=-1) == 0).any(-1)
         margin_T = margins(said, chosen[layer], real_T).masked_fill(repeated_T, torch.inf)
-        allowed = MARGIN_RATIO * max(own_noise[layer].rms, noise.level(layer), floor)
+        allowed = MARGIN_RATIO * max(own_noise.level(layer), noise.level(layer), floor)
         yield Finding(_name(layer), "choice margin", float(margin_T.max()), allowed, f"token {int(margin_T.argmax())}")
 
 

@@ -6,12 +6,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, as_completed
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from glmv.verify.explain import explain, holding_rank
-from glmv.verify.judge import Finding, Noise, compare, mean_projection, overall_projection
+from glmv.verify.judge import DRAWS, Finding, Noise, compare, mean_projection, overall_projection
 from glmv.verify.routing import RoutingNoise, ScoreNoise, judge_margins, judge_share, margins, score_noise
 from glmv.verify.trace import MicroBatch, Trace, TracedStep
 from glmv.verify.updates import judge_update
@@ -81,14 +82,14 @@ class _Answer:
 
 @dataclass(frozen=True)
 class Prepared:
-    """One step's truth, and what one noise draw on it showed."""
+    """One step's truth, and what noise draws on it showed; `score_noise` by draw, micro-batch and layer."""
 
     number: int
     truth: _Answer
-    noise: Noise
-    loss_noise: Noise
-    score_noise: list[dict[int, ScoreNoise]]
-    projection: float
+    noise: Noise = field(default_factory=Noise)
+    loss_noise: Noise = field(default_factory=Noise)
+    score_noise: list[list[dict[int, ScoreNoise]]] = field(default_factory=list)
+    projections: list[float] = field(default_factory=list)
 
 
 def judge_run(
@@ -100,33 +101,37 @@ def judge_run(
         pool: steps are independent of each other, but for the pooled noise.   progress: called twice a step.
     """
     noise, prepared = RunNoise(), []
-    for future in as_completed([pool.submit(prepare, trace, recipe, number) for number in trace.steps]):
+    # One draw a step is enough for a long run; a short one needs more, or its noise would be a guess.
+    draws = -(-DRAWS // len(trace.steps))
+    for future in as_completed([pool.submit(prepare, trace, recipe, number, draws) for number in trace.steps]):
         prepared.append(found := future.result())
         noise.gradients.merge(found.noise)
         noise.loss.merge(found.loss_noise)
-        for micro_batch in found.score_noise:
+        for micro_batch in chain.from_iterable(found.score_noise):
             noise.routing.add(micro_batch)
         progress()
     verdicts = []
     for judged in as_completed([pool.submit(judge_step, trace, recipe, step, noise) for step in prepared]):
         verdicts.append(judged.result())
         progress()
-    draws = [step.projection for step in prepared]
-    mean = mean_projection([verdict.projection for verdict in verdicts], draws, recipe.dtype)
+    drawn = [projection for step in prepared for projection in step.projections]
+    mean = mean_projection([verdict.projection for verdict in verdicts], drawn, recipe.dtype)
     return sorted(verdicts, key=lambda verdict: verdict.step), mean
 
 
-def prepare(trace: Trace, recipe: Recipe, number: int) -> Prepared:
-    """Run the law on one step: once in float64, once as a noise draw under the candidate's dtype."""
+def prepare(trace: Trace, recipe: Recipe, number: int, draws: int) -> Prepared:
+    """Run the law on one step: once in float64, and for each noise draw under the candidate's dtype."""
     step = trace.read(number)
     truth = _sum(_contributions(step, recipe, recipe.policy(torch.float64)))
-    draw = _sum(_contributions(step, recipe, recipe.policy(recipe.dtype, draw=number)))
-    noise, loss_noise = Noise(), Noise()
-    noise.add(truth.gradients, draw.gradients)
-    loss_noise.add({"loss": truth.loss}, {"loss": draw.loss})
-    routing = zip(step.micro_batches, truth.routing, draw.routing, strict=True)
-    scores = [score_noise(said, drawn, _real(micro)) for micro, said, drawn in routing]
-    return Prepared(number, truth, noise, loss_noise, scores, overall_projection(draw.gradients, truth.gradients))
+    found = Prepared(number, truth)
+    for count in range(draws):
+        draw = _sum(_contributions(step, recipe, recipe.policy(recipe.dtype, draw=number * draws + count)))
+        found.noise.add(truth.gradients, draw.gradients)
+        found.loss_noise.add({"loss": truth.loss}, {"loss": draw.loss})
+        routing = zip(step.micro_batches, truth.routing, draw.routing, strict=True)
+        found.score_noise.append([score_noise(said, drawn, _real(micro)) for micro, said, drawn in routing])
+        found.projections.append(overall_projection(draw.gradients, truth.gradients))
+    return found
 
 
 def judge_step(trace: Trace, recipe: Recipe, prepared: Prepared, noise: RunNoise) -> StepVerdict:
@@ -162,18 +167,19 @@ def _contributions(step: TracedStep, recipe: Recipe, policy: Policy) -> Iterator
 
 def _judge_routing(step: TracedStep, prepared: Prepared, recipe: Recipe, noise: RoutingNoise) -> Iterator[Finding]:
     flips: dict[int, int] = defaultdict(int)
-    drawn: dict[int, int] = defaultdict(int)
-    tokens: dict[int, int] = defaultdict(int)
-    for micro, said, own in zip(step.micro_batches, prepared.truth.routing, prepared.score_noise, strict=True):
-        real = _real(micro)
-        found = judge_margins(micro.experts, said, own, noise, real, recipe.dtype)
+    own = RoutingNoise()
+    for number, (micro, said) in enumerate(zip(step.micro_batches, prepared.truth.routing, strict=True)):
+        real, drawn = _real(micro), RoutingNoise()
+        for draw in prepared.score_noise:
+            drawn.add(draw[number])
+            own.add(draw[number])
+        found = judge_margins(micro.experts, said, drawn, noise, real, recipe.dtype)
         yield from (replace(finding, where=f"rank {micro.rank} {finding.where}") for finding in found)
         for layer, routing in said.items():
             flips[layer] += int((margins(routing, micro.experts[layer], real) > 0).sum())
-            drawn[layer] += own[layer].flips
-            tokens[layer] += own[layer].tokens
-    for layer, count in tokens.items():
-        yield judge_share(layer, flips[layer], count, drawn[layer] / count, noise)
+    tokens = sum(int(_real(micro).sum()) for micro in step.micro_batches)
+    for layer, count in flips.items():
+        yield judge_share(layer, count, tokens, own.share(layer), noise)
 
 
 def _judge_weights(step: TracedStep, recipe: Recipe) -> Iterator[Finding]:

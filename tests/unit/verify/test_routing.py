@@ -25,9 +25,9 @@ def noise():
 
 
 def used(choice, truth=TRUTH, real=REAL):
-    return next(
-        judge_margins({1: choice}, {1: truth}, {1: ScoreNoise(ERROR, 0, TOKENS)}, noise(), real, torch.float32)
-    ).used
+    own = RoutingNoise()
+    own.add({1: ScoreNoise(ERROR, 0, TOKENS)})
+    return next(judge_margins({1: choice}, {1: truth}, own, noise(), real, torch.float32)).used
 
 
 def choose(token, experts):

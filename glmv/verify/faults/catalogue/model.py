@@ -1,4 +1,4 @@
-"""The seeded faults, and the tests that must see them."""
+"""Faults of the model and its operators: router, experts, rope, vision, attention, positions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ PACKING = "tests/unit/model/test_packing.py"
 POSITIONS = "tests/unit/model/test_positions.py"
 BUFFERS = "tests/unit/model/test_buffers.py"
 FSDP = "tests/distributed/test_fsdp.py"
-LOSS = "tests/unit/ops/test_loss.py"
 EXPERTS = "tests/unit/ops/test_experts.py::test_output_and_every_gradient[bf16-grouped-balanced]"
 
 FAULTS: tuple[Fault, ...] = (
@@ -97,74 +96,6 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     Fault(
-        id="labels-unshifted",
-        file="glmv/ops/loss.py",
-        line="return F.pad(labels_BS[:, 1:], (0, 1), value=IGNORE_INDEX)",
-        replacement="return labels_BS",
-        sentence="Every position learns to repeat its own token; the loss falls beautifully.",
-        killers=(
-            f"{LOSS}::test_loss_of_a_step_and_its_gradients[packed-per_token_loss-torch.float64]",
-            f"{LOSS}::test_labels_that_nobody_predicts_are_ignored",
-        ),
-    ),
-    Fault(
-        id="loss-divided-per-micro-batch",
-        file="glmv/ops/loss.py",
-        line="return counted_BS / max(objective.targets, 1)",
-        replacement="return counted_BS / counted_BS.sum().clamp(min=1)",
-        sentence="Tokens of short answers weigh more than tokens of long ones.",
-        killers=(
-            f"{LOSS}::test_loss_of_a_step_and_its_gradients[uneven_targets-per_token_loss-torch.float64]",
-            f"{FSDP}::test_gradients_are_those_of_the_union_in_float64[1-uneven_targets]",
-        ),
-    ),
-    Fault(
-        id="gradients-divided-by-ranks",
-        file="glmv/parallel/fsdp.py",
-        line="module.set_gradient_divide_factor(1.0)",
-        replacement="module.set_gradient_divide_factor(2.0)",
-        sentence="Gradients are averaged although the loss has divided already: the norm, and so clipping, is wrong.",
-        killers=(f"{FSDP}::test_gradients_are_those_of_the_union_in_float64[1-all_different]",),
-    ),
-    Fault(
-        id="norm-of-norms-without-square",
-        file="glmv/parallel/grad_norm.py",
-        line="total = torch.stack(norms).pow(norm_type).sum()",
-        replacement="total = torch.stack(norms).sum()",
-        sentence="The global norm is not the norm of all gradients: clipping scales by a wrong factor.",
-        killers=("tests/unit/parallel/test_grad_norm.py::test_the_norm_is_that_of_all_gradients_as_one_vector",),
-    ),
-    Fault(
-        id="unused-parameters-not-stepped",
-        file="glmv/train/optimizer.py",
-        line="if parameter.grad is None:",
-        replacement="if False:",
-        sentence="What a batch does not use escapes weight decay and has no optimizer state to resume from.",
-        killers=("tests/unit/train/test_optimizer.py::test_a_parameter_that_nothing_used_decays_and_gets_a_state",),
-    ),
-    Fault(
-        id="converter-gate-up-swapped",
-        file="glmv/checkpoint/layout.py",
-        line='return (gate_HI if slot.part == "gate" else up_HI).T',
-        replacement='return (up_HI if slot.part == "gate" else gate_HI).T',
-        sentence="Both directions of the converter swap the halves: a round trip is exact, and training is nonsense.",
-        killers=(
-            "tests/unit/checkpoint/test_expert_layout.py::test_stacking_is_the_law",
-            "tests/unit/checkpoint/test_expert_layout.py::test_gate_is_the_first_half_and_up_the_second",
-        ),
-    ),
-    Fault(
-        id="ranks-read-the-same-samples",
-        file="glmv/data/sampler.py",
-        line="mine = list(first)[self.dp_rank :: self.dp_size]",
-        replacement="mine = list(first)[:: self.dp_size]",
-        sentence="Every rank trains on the first rank's samples: most of an epoch is never read.",
-        killers=(
-            "tests/unit/data/test_sampler.py::test_ranks_share_an_epoch_without_overlap[1]",
-            "tests/unit/data/test_sampler.py::test_an_epoch_reads_every_sample_once",
-        ),
-    ),
-    Fault(
         id="rope-parameters-unread",
         file="glmv/model/config.py",
         line='for name in ("rope_scaling", "rope_parameters"):',
@@ -174,14 +105,6 @@ FAULTS: tuple[Fault, ...] = (
             "tests/unit/model/test_config.py::test_every_spelling_of_rope[rope_parameters]",
             "tests/unit/model/test_config.py::test_what_transformers_5_writes_is_the_same_model",
         ),
-    ),
-    Fault(
-        id="stop-token-unlearned",
-        file="glmv/data/template.py",
-        line="return inside | {follower}",
-        replacement="return inside",
-        sentence="The model never learns to end its turn.",
-        killers=("tests/unit/data/test_template.py::test_two_turns_token_by_token",),
     ),
     Fault(
         id="documents-see-each-other",
@@ -231,19 +154,6 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     Fault(
-        id="first-label-of-a-document-learned",
-        file="glmv/ops/loss.py",
-        line="return labels_BS.masked_fill((document_BS != before_BS) | (document_BS < 0), IGNORE_INDEX)",
-        replacement="return labels_BS.masked_fill(document_BS < 0, IGNORE_INDEX)",
-        sentence="The last token of a document learns to predict the next document's first, and left padding a first word.",
-        killers=(
-            f"{LOSS}::test_labels_that_nobody_predicts_are_ignored",
-            f"{MODEL}::test_float64[padded_left]",
-            f"{MODEL}::test_float64[packed]",
-            "tests/unit/data/test_batch.py::test_nobody_predicts_the_first_label_of_a_sample",
-        ),
-    ),
-    Fault(
         id="media-features-swapped",
         file="glmv/model/glm4v_moe.py",
         line="return dict(zip(media, features_MH.split(counts), strict=True))",
@@ -287,56 +197,6 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     Fault(
-        id="default-loss-by-global-count",
-        file="glmv/ops/loss.py",
-        line="return counted_BS / counted_BS.sum().clamp(min=1) / objective.micro_batches",
-        replacement="return counted_BS / max(objective.targets, 1)",
-        sentence="loss_type default weighs tokens alike where it promises micro-batches alike.",
-        killers=(
-            f"{LOSS}::test_loss_of_a_step_and_its_gradients[uneven_targets-default-torch.float64]",
-            f"{FSDP}::test_each_loss_type_is_the_laws_over_ranks_and_accumulation[default]",
-        ),
-    ),
-    Fault(
-        id="default-loss-nan-without-targets",
-        file="glmv/ops/loss.py",
-        line="return counted_BS / counted_BS.sum().clamp(min=1) / objective.micro_batches",
-        replacement="return counted_BS / counted_BS.sum() / objective.micro_batches",
-        sentence="One micro-batch without a label makes the whole step NaN.",
-        killers=(
-            f"{LOSS}::test_nothing_to_learn_is_zero_with_zero_gradients[no_targets-default]",
-            f"{FSDP}::test_a_batch_without_targets_has_loss_and_gradients_of_exactly_zero[nothing_to_learn-raw]",
-        ),
-    ),
-    Fault(
-        id="per-sample-loss-by-tokens",
-        file="glmv/ops/loss.py",
-        line="share_T = counted_T / targets_D.clamp(min=1)[document_T] / documents",
-        replacement="share_T = counted_T / targets_D.sum().clamp(min=1)",
-        sentence="per_sample_loss is the mean over tokens: long answers outweigh short ones, as without it.",
-        killers=(
-            f"{LOSS}::test_one_token_of_a_short_document_outweighs_one_of_a_long_one",
-            f"{LOSS}::test_loss_of_a_step_and_its_gradients[packed-per_sample_loss-torch.float64]",
-            f"{FSDP}::test_each_loss_type_is_the_laws_over_ranks_and_accumulation[per_sample_loss]",
-        ),
-    ),
-    Fault(
-        id="per-sample-loss-forgets-empty-documents",
-        file="glmv/ops/loss.py",
-        line="share_T = counted_T / targets_D.clamp(min=1)[document_T] / documents",
-        replacement="share_T = counted_T / targets_D.clamp(min=1)[document_T] / targets_D.count_nonzero().clamp(min=1)",
-        sentence="Documents without targets stop counting: the others weigh more, depending on what they are packed with.",
-        killers=(f"{LOSS}::test_packed_documents_weigh_the_same_whether_or_not_they_have_targets",),
-    ),
-    Fault(
-        id="mean-of-means-per-rank",
-        file="glmv/train/step.py",
-        line="objective = Objective(loss_type, targets, micro_batches=len(micro_batches) * dist.get_world_size())",
-        replacement="objective = Objective(loss_type, targets, micro_batches=len(micro_batches))",
-        sentence="With loss_type default, gradients grow with the number of ranks, and so does what clipping cuts off.",
-        killers=(f"{FSDP}::test_each_loss_type_is_the_laws_over_ranks_and_accumulation",),
-    ),
-    Fault(
         id="rope-buffers-always-bf16",
         file="glmv/model/rotary.py",
         line="self.inv_freq.copy_(exact if self.rounded_to is None else exact.to(self.rounded_to))",
@@ -354,14 +214,6 @@ FAULTS: tuple[Fault, ...] = (
             f"{BUFFERS}::test_frequencies_rounded_to_bf16_stay_in_a_wide_buffer",
             f"{BUFFERS}::test_the_model_with_rounded_frequencies",
         ),
-    ),
-    Fault(
-        id="loss-type-not-heard",
-        file="glmv/train/trainer.py",
-        line="loss, partial = accumulate_gradients(self.model, micro_batches, targets, device, loss_type)",
-        replacement="loss, partial = accumulate_gradients(self.model, micro_batches, targets, device)",
-        sentence="features.loss_cfg.loss_type is accepted, and per_token_loss is trained.",
-        killers=("tests/distributed/test_train.py::test_the_config_chooses_the_loss",),
     ),
     Fault(
         id="router-unscaled",
@@ -418,95 +270,5 @@ FAULTS: tuple[Fault, ...] = (
         replacement="module.dim",
         sentence="After meta-device creation the rotary frequencies are whatever was in memory.",
         killers=("tests/unit/model/test_buffers.py::test_reset_restores_every_buffer",),
-    ),
-    Fault(
-        id="clip-scales-up",
-        file="glmv/parallel/grad_norm.py",
-        line="coefficient = (max_norm / (norm + 1e-6)).clamp(max=1.0)",
-        replacement="coefficient = max_norm / (norm + 1e-6)",
-        sentence="Small gradients are blown up to the clipping norm.",
-        killers=("tests/unit/parallel/test_grad_norm.py::test_a_norm_below_the_limit_leaves_gradients_bit_equal",),
-    ),
-    Fault(
-        id="clip-coefficient-off",
-        file="glmv/parallel/grad_norm.py",
-        line="coefficient = (max_norm / (norm + 1e-6)).clamp(max=1.0)",
-        replacement="coefficient = (max_norm / (norm + 1e-6)).clamp(max=1.0).sqrt()",
-        sentence="Gradients over the limit stay over it.",
-        killers=("tests/unit/parallel/test_grad_norm.py::test_a_norm_above_the_limit_scales_every_gradient",),
-    ),
-    Fault(
-        id="schedule-decays-from-the-start",
-        file="glmv/train/schedule.py",
-        line="progress = (step - warmup) / max(1, decay - warmup)",
-        replacement="progress = step / max(1, decay)",
-        sentence="The cosine begins at step 0 instead of behind the warm-up: the peak rate is never reached.",
-        killers=("tests/unit/train/test_schedule.py::test_every_step_has_the_rate_of_the_law",),
-    ),
-    Fault(
-        id="adamw-without-decay",
-        file="glmv/train/optimizer.py",
-        line='"weight_decay": config.weight_decay,',
-        replacement='"weight_decay": 0.0,',
-        sentence="weight_decay of the config is ignored.",
-        killers=("tests/unit/train/test_optimizer.py::test_the_optimizer_is_the_laws",),
-    ),
-    Fault(
-        id="adamw-betas-swapped",
-        file="glmv/train/optimizer.py",
-        line='"betas": (config.adam_beta1, config.adam_beta2),',
-        replacement='"betas": (config.adam_beta2, config.adam_beta1),',
-        sentence="The first moment forgets slowly and the second quickly.",
-        killers=("tests/unit/train/test_optimizer.py::test_the_optimizer_is_the_laws",),
-    ),
-    Fault(
-        id="freeze-thaws",
-        file="glmv/train/optimizer.py",
-        line="parameters[name].requires_grad_(False)",
-        replacement="parameters[name].requires_grad_(True)",
-        sentence="model.freeze is accepted and freezes nothing.",
-        killers=("tests/unit/train/test_optimizer.py::test_frozen_parameters_are_not_in_the_optimizer",),
-    ),
-    Fault(
-        id="config-unknown-keys-ignored",
-        file="glmv/config/section.py",
-        line='extra="forbid",',
-        replacement='extra="ignore",',
-        sentence="A mistyped key is silently without effect.",
-        killers=("tests/unit/config/test_config_refusals.py::test_a_wrong_key_or_value_is_told",),
-    ),
-    Fault(
-        id="labels-of-history-kept",
-        file="glmv/data/template.py",
-        line="for begin, end in answers[-1:] if mask_history else answers:",
-        replacement="for begin, end in answers:",
-        sentence="mask_history is ignored: earlier answers are trained on.",
-        killers=("tests/unit/data/test_template.py::test_mask_history_learns_the_last_turn_and_nothing_else",),
-    ),
-    Fault(
-        id="pictures-not-turned",
-        file="glmv/data/images.py",
-        line="return to_rgb(ImageOps.exif_transpose(image))",
-        replacement="return to_rgb(image)",
-        sentence="Photographs that were taken upright are trained lying down.",
-        killers=("tests/unit/data/test_images.py::test_a_picture_is_turned_as_its_exif_says",),
-    ),
-    Fault(
-        id="export-in-training-dtype",
-        file="glmv/checkpoint/dcp_to_hf.py",
-        line="key, dtype = self._manifest.dcp_key(name), DTYPES[self._manifest.tensors[name].dtype]",
-        replacement='key, dtype = self._manifest.dcp_key(name), DTYPES["F32"]',
-        sentence="Exports are written in fp32, twice the size of what was published.",
-        killers=(
-            "tests/unit/checkpoint/test_training_checkpoint.py::test_a_training_checkpoint_exports_in_the_published_dtypes",
-        ),
-    ),
-    Fault(
-        id="router-unit-in-bf16",
-        file="glmv/parallel/fsdp.py",
-        line="return MixedPrecisionPolicy(reduce_dtype=reduce_dtype, cast_forward_inputs=False)",
-        replacement="return MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False)",
-        sentence="The router's weight is rounded to bf16 before it scores, within the noise of every gradient.",
-        killers=("tests/distributed/test_fsdp.py::test_mixed_precision_rounds_where_it_should",),
     ),
 )
