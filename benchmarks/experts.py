@@ -1,6 +1,6 @@
 """The block of routed experts, forward and backward: glmv, and transformers on the same weights and routing.
 
-    python benchmarks/experts.py --out experts.json
+python benchmarks/experts.py --out experts.json
 """
 # Shapes: T tokens, H hidden, K experts per token, E experts, I intermediate, F = 2I.
 
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import copy
 import gc
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
-from measure import DTYPES, Candidate, Watch, interleave, machine, relative_l2, report, summarise, table
+from measure import DTYPES, Candidate, Watch, interleave, machine, relative_l2, save, summarise, table
+from rich.console import Console
 from torch import Tensor, nn
 from transformers.models.glm4v_moe.configuration_glm4v_moe import Glm4vMoeTextConfig
 from transformers.models.glm4v_moe.modeling_glm4v_moe import Glm4vMoeTextExperts
@@ -99,7 +101,7 @@ class Case:
             PEER: lambda: self.transformers("grouped_mm"),
         }
 
-        def timed(forward: Any, watch: Watch) -> None:
+        def timed(forward: Callable[[], Tensor], watch: Watch) -> None:
             self.forget()
             with watch.phase("forward"):
                 output_TH = forward()
@@ -114,11 +116,12 @@ class Case:
     def differences(self) -> dict[str, float]:
         """Relative L2 of glmv's output and gradients to those of transformers' grouped_mm."""
         found = []
+        self.glmv(False)  # a warm-up, as the others get here
         for forward in (lambda: self.glmv(True), lambda: self.transformers("grouped_mm")):
             self.forget()
             output_TH = forward()
             output_TH.backward(self.grad_TH)
-            found.append((output_TH.detach(), [None if leaf.grad is None else leaf.grad for leaf in self.leaves()]))
+            found.append((output_TH.detach(), [leaf.grad for leaf in self.leaves()]))
         (ours, own), (theirs, other) = found
         pairs = {
             "output": (ours, theirs),
@@ -148,7 +151,7 @@ def main(
     repetitions: int = 5,
     threads: Annotated[int, typer.Option(help="torch's threads; 0 leaves them as they are.")] = 0,
     device: str = "cpu",
-    eager: Annotated[bool, typer.Option(help="Time transformers' eager experts too, once, in cases it can bear.")] = True,
+    eager: Annotated[bool, typer.Option(help="Time transformers' eager experts too, once.")] = True,
     eager_tokens: Annotated[int, typer.Option(help="The most tokens that eager is given.")] = 1024,
     seed: int = 7,
     out: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
@@ -156,7 +159,7 @@ def main(
     """Time the block of routed experts."""
     if threads:
         torch.set_num_threads(threads)
-    where, cases, tables = torch.device(device), [], []
+    where, cases, console = torch.device(device), [], Console()
     for name in dtype:
         for count in tokens:
             sizes = Sizes(count, hidden, inner, experts, top_k)
@@ -177,10 +180,10 @@ def main(
                 }
             )
             title = f"experts  {experts} of [{hidden} x {2 * inner}], top {top_k}, {count} tokens, {name}, {device}"
-            tables.append(table(title, summary, PEER))
+            save("experts", cases, out)
+            console.print(table(title, summary, PEER))
             del case, candidates
             gc.collect()
-    report("experts", cases, tables, out)
 
 
 if __name__ == "__main__":

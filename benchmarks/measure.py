@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -54,11 +53,8 @@ class Candidate:
 
 
 def interleave(candidates: Sequence[Candidate], repetitions: int, device: torch.device) -> dict[str, list[Watch]]:
-    """Run the candidates in turns, each round beginning with another, after one round that is not counted."""
+    """Run the candidates in turns, each round beginning with another. Warm them up before."""
     watches: dict[str, list[Watch]] = {candidate.name: [] for candidate in candidates}
-    for candidate in candidates:
-        if candidate.limit is None:
-            candidate.run(Watch(device))
     for turn in range(repetitions):
         first = turn % len(candidates)
         for candidate in [*candidates[first:], *candidates[:first]]:
@@ -88,28 +84,23 @@ def summarise(watches: Mapping[str, list[Watch]], phases: Sequence[str]) -> dict
 
 
 def table(title: str, summary: Mapping[str, Mapping[str, Mapping[str, float]]], peer: str) -> Table:
-    """Least and median seconds, and the peer's least over the candidate's: above 1 the candidate is faster."""
-    shown = Table(title=title, title_justify="left")
-    shown.add_column("candidate")
-    phases = list(next(iter(summary.values())))
-    for phase in phases:
-        shown.add_column(f"{phase} min", justify="right")
-        shown.add_column("median", justify="right")
-        shown.add_column("cpu", justify="right")
-        shown.add_column(f"x {peer}", justify="right")
-    for name, by_phase in summary.items():
-        cells = [name]
-        for phase in phases:
+    """Seconds by phase and candidate, and the peer's over the candidate's: above 1 the candidate is faster."""
+    shown = Table("phase", "candidate", title=title, title_justify="left")
+    for heading in ("least", "median", "least CPU", f"{peer} / it", "by CPU", "of"):
+        shown.add_column(heading, justify="right")
+    for phase in next(iter(summary.values())):
+        for name, by_phase in summary.items():
             own, other = by_phase[phase], summary[peer][phase]
-            cells += [seconds(own[key]) for key in ("min", "median", "cpu_min")]
-            cells.append(f"{other['min'] / own['min']:.2f}")
-        shown.add_row(*cells)
+            ratios = [f"{other[key] / own[key]:.2f}" for key in ("min", "cpu_min")]
+            times = [seconds(own[key]) for key in ("min", "median", "cpu_min")]
+            shown.add_row(phase, name, *times, *ratios, str(own["repetitions"]))
+        shown.add_section()
     return shown
 
 
 def seconds(value: float) -> str:
     """Three significant digits, in s or ms."""
-    return f"{value:#.3g} s" if value >= 1 else f"{1000 * value:#.3g} ms"
+    return f"{value:.2f} s" if value >= 1 else f"{1000 * value:.1f} ms"
 
 
 def machine(device: torch.device) -> dict[str, Any]:
@@ -141,12 +132,8 @@ def relative_l2(value: torch.Tensor, reference: torch.Tensor) -> float:
     return float(difference / torch.linalg.vector_norm(reference.double()))
 
 
-def report(title: str, cases: Sequence[Mapping[str, Any]], tables: Sequence[Table], out: Path | None) -> None:
-    """Print the tables; write everything to `out`."""
-    console = Console(width=None if os.isatty(1) else 200)
-    for shown in tables:
-        console.print(shown)
+def save(benchmark: str, cases: Sequence[Mapping[str, Any]], out: Path | None) -> None:
+    """Write the cases so far."""
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps({"benchmark": title, "cases": list(cases)}, indent=2) + "\n", encoding="utf-8")
-        console.print(f"{out}: {len(cases)} case(s)")
+        out.write_text(json.dumps({"benchmark": benchmark, "cases": list(cases)}, indent=2) + "\n", encoding="utf-8")

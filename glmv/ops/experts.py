@@ -7,6 +7,7 @@
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from glmv.ops.grouped_matmul import grouped_matmul, why_unsupported
 from glmv.ops.permute import count_tokens, expert_order, from_experts, to_experts
@@ -17,12 +18,38 @@ from glmv.ops.swiglu import swiglu
 experts: Operator[..., Tensor] = Operator("experts")
 
 
+class Context(FunctionCtx):
+    """What forward leaves for backward."""
+
+    saved_tensors: tuple[Tensor, ...]
+
+
+class _Combine(torch.autograd.Function):
+    """One slot after the other, so that no [T, K, H] in fp32 is made, nor kept for backward."""
+
+    @staticmethod
+    def forward(ctx: Context, slots_TKH: Tensor, weight_TK: Tensor) -> Tensor:
+        ctx.save_for_backward(slots_TKH, weight_TK)
+        total_TH = weight_TK.new_zeros(slots_TKH.shape[0], slots_TKH.shape[2])
+        for slot_TH, weight_T in zip(slots_TKH.unbind(1), weight_TK.unbind(1), strict=True):
+            total_TH.addcmul_(slot_TH.to(total_TH.dtype), weight_T[:, None])
+        return total_TH.to(slots_TKH.dtype)
+
+    @staticmethod
+    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        slots_TKH, weight_TK = ctx.saved_tensors
+        grad_TH = grads[0].to(weight_TK.dtype)
+        grad_TKH, grad_TK = torch.empty_like(slots_TKH), torch.empty_like(weight_TK)
+        for k in range(weight_TK.shape[1]):
+            grad_TKH[:, k] = grad_TH * weight_TK[:, k, None]
+            grad_TK[:, k] = (grad_TH * slots_TKH[:, k]).sum(1)
+        return grad_TKH, grad_TK
+
+
 def combine(slots_RH: Tensor, top_k_weight_TK: Tensor) -> Tensor:
-    """Weighted sum over a token's K outputs, accumulated in fp32 in a fixed order, rounded once -> [T, H]."""
-    tokens, top_k = top_k_weight_TK.shape
-    wide = at_least_fp32(slots_RH.dtype)
-    slots_TKH = slots_RH.view(tokens, top_k, slots_RH.shape[1]).to(wide)
-    return (slots_TKH * top_k_weight_TK.to(wide)[..., None]).sum(1).to(slots_RH.dtype)
+    """Weighted sum over a token's K outputs, accumulated in fp32 in the order of K, rounded once -> [T, H]."""
+    slots_TKH = slots_RH.view(*top_k_weight_TK.shape, slots_RH.shape[1])
+    return _Combine.apply(slots_TKH, top_k_weight_TK.to(at_least_fp32(slots_RH.dtype)))
 
 
 @experts.register("looped", when=lambda *tensors, grouped: True)

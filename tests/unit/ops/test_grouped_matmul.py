@@ -2,6 +2,7 @@ import pytest
 import torch
 from op_cases import draw, leaf
 
+from glmv.ops import grouped_matmul as module
 from glmv.ops.grouped_matmul import grouped_matmul, why_unsupported
 from spec.numerics import linear
 
@@ -15,6 +16,13 @@ def answers(rows, weight, output, grad):
     return {"output": output.detach(), "rows": rows.grad, "weight": weight.grad}
 
 
+@pytest.fixture(params=["native", "wide"])
+def cpu(request, monkeypatch):
+    """A CPU with 16-bit instructions, and one without."""
+    monkeypatch.setattr(module, "cpu_multiplies_wide", lambda dtype: request.param == "wide" and dtype.itemsize == 2)
+
+
+@pytest.mark.usefixtures("cpu")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 def test_product_and_gradients(split, dtype, device, judge):
