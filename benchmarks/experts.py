@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,7 +160,7 @@ def main(
     """Time the block of routed experts."""
     if threads:
         torch.set_num_threads(threads)
-    where, cases, console = torch.device(device), [], Console()
+    where, cases, console = torch.device(device), [], Console(width=None if sys.stdout.isatty() else 100)
     for name in dtype:
         for count in tokens:
             sizes = Sizes(count, hidden, inner, experts, top_k)

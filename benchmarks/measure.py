@@ -86,7 +86,7 @@ def summarise(watches: Mapping[str, list[Watch]], phases: Sequence[str]) -> dict
 def table(title: str, summary: Mapping[str, Mapping[str, Mapping[str, float]]], peer: str) -> Table:
     """Seconds by phase and candidate, and the peer's over the candidate's: above 1 the candidate is faster."""
     shown = Table("phase", "candidate", title=title, title_justify="left")
-    for heading in ("least", "median", "least CPU", f"{peer} / it", "by CPU", "of"):
+    for heading in ("least", "median", "least CPU", f"{peer} / this", "by CPU", "runs"):
         shown.add_column(heading, justify="right")
     for phase in next(iter(summary.values())):
         for name, by_phase in summary.items():

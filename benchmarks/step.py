@@ -7,6 +7,7 @@ python benchmarks/step.py --out step.json
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,7 +190,7 @@ def main(
     """Time whole training steps."""
     if threads:
         torch.set_num_threads(threads)
-    where, cases, console = torch.device(device), [], Console()
+    where, cases, console = torch.device(device), [], Console(width=None if sys.stdout.isatty() else 100)
     config = hub_config(special_token_ids(train_tokenizer()), sizes(layers, hidden, experts))
     batch = {name: value.to(where) for name, value in draw_batch(config, tokens, side, seed).items()}
     for name in dtype:
