@@ -59,7 +59,9 @@ def judge_hf_logits(export: Path, batch: Batch) -> list[Finding]:
         ValueError: HF found missing or unexpected weights.
     """
     from transformers import AutoModelForImageTextToText
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     model, report = AutoModelForImageTextToText.from_pretrained(
         export, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )

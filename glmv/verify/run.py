@@ -51,6 +51,7 @@ class Options:
     steps: int = 20
     seed: int = 0
     pictures: Path = PICTURES
+    policies: tuple[str, ...] = tuple(POLICIES)
     buffers: str = "fp32"
 
 
@@ -109,7 +110,7 @@ def verify(options: Options, console: Console) -> Result:
         progress.advance(task)
         hf_to_dcp(hub, dcp)
         progress.advance(task)
-        for policy in POLICIES:
+        for policy in options.policies:
             result.policies.append(_verify_policy(policy, options, progress, pool))
     result.seconds = time.monotonic() - began
     return result
