@@ -60,6 +60,28 @@ FAULTS: tuple[Fault, ...] = (
         killers=("tests/unit/data/test_images.py::test_a_picture_is_turned_as_its_exif_says",),
     ),
     Fault(
+        id="video-padded-with-first-frame",
+        file="glmv/data/video.py",
+        line="return [min(place, count - 1) for place in range(full)]",
+        replacement="return [place if place < count else 0 for place in range(full)]",
+        sentence="A clip with an odd number of frames ends by jumping back to its beginning.",
+        killers=(
+            "tests/unit/data/test_video.py::test_padding_is_the_laws",
+            "tests/unit/data/test_video.py::test_patches_are_those_of_transformers[3-2]",
+        ),
+    ),
+    Fault(
+        id="video-seconds-of-the-wrong-frame",
+        file="glmv/data/video.py",
+        line="return [int(frame_indices[first] / fps) for first in firsts]",
+        replacement="return [int(frame_indices[min(first + 1, len(frame_indices) - 1)] / fps) for first in firsts]",
+        sentence="Every temporal patch is told the second of its second frame: grounding in time is trained late.",
+        killers=(
+            "tests/unit/data/test_video.py::test_seconds_are_the_laws",
+            "tests/unit/data/test_video.py::test_a_video_is_what_the_law_says",
+        ),
+    ),
+    Fault(
         id="export-in-training-dtype",
         file="glmv/checkpoint/dcp_to_hf.py",
         line="key, dtype = self._manifest.dcp_key(name), DTYPES[self._manifest.tensors[name].dtype]",
