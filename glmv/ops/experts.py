@@ -3,19 +3,22 @@
 `experts(hidden_TH, top_k_index_TK, top_k_weight_TK, gate_up_EHF, down_EIH, grouped=...)` -> [T, H].
 "looped" runs in any dtype; "grouped" is one kernel for all experts.
 """
-# Shapes: T tokens, H hidden, K experts per token, E experts, I intermediate, F = 2I (gate half first), R = T * K rows.
+# Shapes: T tokens, H hidden, K experts per token, E experts, I intermediate, F = 2I (gate half first), R = T * K rows,
+# N some of them.
 
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from glmv.ops.grouped_matmul import grouped_matmul, why_unsupported
-from glmv.ops.permute import count_tokens, expert_order, from_experts, to_experts
+from glmv.ops.permute import count_tokens, expert_order, to_experts
 from glmv.ops.precision import at_least_fp32
 from glmv.ops.registry import Operator, say_once
 from glmv.ops.swiglu import swiglu
 
 experts: Operator[..., Tensor] = Operator("experts")
+# Rows of fp32 that the backward of `combine` holds: few enough for a CPU's cache, many enough to fill an accelerator.
+ROWS_IN_CACHE, ROWS_AT_ONCE = 512, 16384
 
 
 class Context(FunctionCtx):
@@ -25,31 +28,44 @@ class Context(FunctionCtx):
 
 
 class _Combine(torch.autograd.Function):
-    """One slot after the other, so that no [T, K, H] in fp32 is made, nor kept for backward."""
+    """Gathers one slot of all tokens at a time: no copy in token order is made, in fp32 or not."""
 
     @staticmethod
-    def forward(ctx: Context, slots_TKH: Tensor, weight_TK: Tensor) -> Tensor:
-        ctx.save_for_backward(slots_TKH, weight_TK)
-        total_TH = weight_TK.new_zeros(slots_TKH.shape[0], slots_TKH.shape[2])
-        for slot_TH, weight_T in zip(slots_TKH.unbind(1), weight_TK.unbind(1), strict=True):
+    def forward(ctx: Context, rows_RH: Tensor, weight_TK: Tensor, order_R: Tensor, inverse_R: Tensor) -> Tensor:
+        ctx.save_for_backward(rows_RH, weight_TK, order_R, inverse_R)
+        total_TH = weight_TK.new_zeros(weight_TK.shape[0], rows_RH.shape[1])
+        for inverse_T, weight_T in zip(inverse_R.view_as(weight_TK).unbind(1), weight_TK.unbind(1), strict=True):
+            slot_TH = rows_RH.index_select(0, inverse_T)
             total_TH.addcmul_(slot_TH.to(total_TH.dtype), weight_T[:, None])
-        return total_TH.to(slots_TKH.dtype)
+        return total_TH.to(rows_RH.dtype)
 
     @staticmethod
-    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor, Tensor]:
-        slots_TKH, weight_TK = ctx.saved_tensors
+    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        rows_RH, weight_TK, order_R, inverse_R = ctx.saved_tensors
         grad_TH = grads[0].to(weight_TK.dtype)
-        grad_TKH, grad_TK = torch.empty_like(slots_TKH), torch.empty_like(weight_TK)
-        for k in range(weight_TK.shape[1]):
-            grad_TKH[:, k] = grad_TH * weight_TK[:, k, None]
-            grad_TK[:, k] = (grad_TH * slots_TKH[:, k]).sum(1)
-        return grad_TKH, grad_TK
+        token_R, weight_R = order_R // weight_TK.shape[1], weight_TK.flatten()[order_R]
+        grad_RH, grad_R = torch.empty_like(rows_RH), torch.empty_like(weight_R)
+        at_once = ROWS_IN_CACHE if rows_RH.device.type == "cpu" else ROWS_AT_ONCE
+        for first in range(0, len(order_R), at_once):
+            block = slice(first, first + at_once)
+            incoming_NH = grad_TH.index_select(0, token_R[block])
+            grad_R[block] = (incoming_NH * rows_RH[block]).sum(1)
+            grad_RH[block] = incoming_NH.mul_(weight_R[block, None])
+        return grad_RH, grad_R[inverse_R].view_as(weight_TK), None, None
 
 
-def combine(slots_RH: Tensor, top_k_weight_TK: Tensor) -> Tensor:
-    """Weighted sum over a token's K outputs, accumulated in fp32 in the order of K, rounded once -> [T, H]."""
-    slots_TKH = slots_RH.view(*top_k_weight_TK.shape, slots_RH.shape[1])
-    return _Combine.apply(slots_TKH, top_k_weight_TK.to(at_least_fp32(slots_RH.dtype)))
+def combine(rows_RH: Tensor, top_k_weight_TK: Tensor, order: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """Weighted sum over a token's K outputs, accumulated in fp32 in the order of K, rounded once -> [T, H].
+
+    Args:
+        rows_RH: what the experts returned: row t * K + k for token t's k-th expert, or rows in expert order.
+        top_k_weight_TK: routing weights.
+        order: from `expert_order`, for rows in expert order.
+    """
+    if order is None:
+        place_R = torch.arange(len(rows_RH), device=rows_RH.device)
+        order = place_R, place_R
+    return _Combine.apply(rows_RH, top_k_weight_TK.to(at_least_fp32(rows_RH.dtype)), *order)
 
 
 @experts.register("looped", when=lambda *tensors, grouped: True)
@@ -71,7 +87,7 @@ def looped_experts(
         swiglu(*(rows_NH @ gate_up_HF).chunk(2, dim=-1)) @ down_IH
         for rows_NH, gate_up_HF, down_IH in zip(rows, gate_up_EHF.unbind(0), down_EIH.unbind(0), strict=True)
     ]
-    return combine(from_experts(torch.cat(outputs), order_R, inverse_R), top_k_weight_TK)
+    return combine(torch.cat(outputs), top_k_weight_TK, (order_R, inverse_R))
 
 
 def can_group(
@@ -108,4 +124,4 @@ def grouped_experts(
     rows_RH = to_experts(hidden_TH, order_R, inverse_R, top_k_index_TK.shape[1])
     gate_RI, up_RI = grouped_matmul(rows_RH, gate_up_EHF, counts_E).chunk(2, dim=-1)
     outputs_RH = grouped_matmul(swiglu(gate_RI, up_RI), down_EIH, counts_E)
-    return combine(from_experts(outputs_RH, order_R, inverse_R), top_k_weight_TK)
+    return combine(outputs_RH, top_k_weight_TK, (order_R, inverse_R))

@@ -1,9 +1,11 @@
-"""Tokens to expert order and back, without atomics in either direction."""
+"""Tokens to expert order, without atomics in either direction (`glmv.ops.experts.combine` is the way back)."""
 # Shapes: T tokens, K experts per token, H hidden, R = T * K rows in expert order.
 
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
+
+from glmv.ops.precision import at_least_fp32
 
 
 def count_tokens(top_k_index_TK: Tensor, num_experts: int) -> Tensor:
@@ -30,7 +32,7 @@ class Context(FunctionCtx):
 
 
 class _ToExperts(torch.autograd.Function):
-    """rows[r] = hidden[order[r] // K]; the gradient of a token is the sum of its K rows, in a fixed order."""
+    """rows[r] = hidden[order[r] // K]; a token's gradient is the fp32 sum of its K rows, in order, rounded once."""
 
     @staticmethod
     def forward(ctx: Context, hidden_TH: Tensor, order_R: Tensor, inverse_R: Tensor, top_k: int) -> Tensor:
@@ -41,29 +43,13 @@ class _ToExperts(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         (inverse_R,) = ctx.saved_tensors
-        slots_RH = grads[0].index_select(0, inverse_R)
-        return slots_RH.unflatten(0, (slots_RH.shape[0] // ctx.top_k, ctx.top_k)).sum(1), None, None, None
-
-
-class _FromExperts(torch.autograd.Function):
-    """slots[s] = rows[inverse[s]]: a permutation, whose gradient is the opposite permutation (and is contiguous)."""
-
-    @staticmethod
-    def forward(ctx: Context, rows_RH: Tensor, order_R: Tensor, inverse_R: Tensor) -> Tensor:
-        ctx.save_for_backward(order_R)
-        return rows_RH.index_select(0, inverse_R)
-
-    @staticmethod
-    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor, None, None]:
-        (order_R,) = ctx.saved_tensors
-        return grads[0].index_select(0, order_R), None, None
+        first_T, *others = inverse_R.view(-1, ctx.top_k).unbind(1)
+        total_TH = grads[0].index_select(0, first_T).to(at_least_fp32(grads[0].dtype))
+        for inverse_T in others:
+            total_TH += grads[0].index_select(0, inverse_T)
+        return total_TH.to(grads[0].dtype), None, None, None
 
 
 def to_experts(hidden_TH: Tensor, order_R: Tensor, inverse_R: Tensor, top_k: int) -> Tensor:
     """Copy every token to its K places in expert order: [R, H], the dtype of `hidden_TH`."""
     return _ToExperts.apply(hidden_TH, order_R, inverse_R, top_k)
-
-
-def from_experts(rows_RH: Tensor, order_R: Tensor, inverse_R: Tensor) -> Tensor:
-    """Undo the order: row t * K + k of the result [R, H] is what token t's k-th expert returned."""
-    return _FromExperts.apply(rows_RH, order_R, inverse_R)

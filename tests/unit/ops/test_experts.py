@@ -7,6 +7,7 @@ from op_cases import leaf
 
 from glmv.ops import registry
 from glmv.ops.experts import combine, experts, grouped_experts, looped_experts
+from glmv.ops.permute import expert_order
 
 FLOAT64, FP32, BF16 = torch.float64, torch.float32, torch.bfloat16
 WAYS = {
@@ -97,6 +98,16 @@ def test_routing_weights_are_not_rounded_to_bf16(device):
 def test_the_sum_over_experts_is_rounded_once():
     outputs_RH = torch.tensor([[256.0], [1.0], [1.0], [1.0]], dtype=BF16)
     assert combine(outputs_RH, torch.ones(1, 4)).item() == 260  # one by one in bf16: 256
+
+
+def test_combining_rows_in_expert_order_is_combining_them_in_token_order():
+    order_R, inverse_R = expert_order(torch.tensor([[1, 0], [0, 1], [1, 2]]))
+    slots_RH = torch.randn(6, 4, dtype=FLOAT64, requires_grad=True)
+    weight_TK = torch.rand(3, 2, dtype=FLOAT64, requires_grad=True)
+    expected_TH = (slots_RH.view(3, 2, 4) * weight_TK[..., None]).sum(1)
+    assert combine(slots_RH, weight_TK).allclose(expected_TH)
+    assert combine(slots_RH[order_R], weight_TK, (order_R, inverse_R)).allclose(expected_TH)
+    assert torch.autograd.gradcheck(lambda x, w: combine(x, w, (order_R, inverse_R)), (slots_RH, weight_TK))
 
 
 def chosen(case, dtype, **options):
