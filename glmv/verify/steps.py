@@ -137,6 +137,9 @@ def prepare(trace: Trace, recipe: Recipe, number: int, draws: int) -> Prepared:
 def judge_step(trace: Trace, recipe: Recipe, prepared: Prepared, noise: RunNoise) -> StepVerdict:
     """Hold one step of the candidate against its truth."""
     step, truth = trace.read(prepared.number), prepared.truth
+    # Whatever the law trains must have been trained: a gradient that the run left out counts as zero, and is a miss.
+    lost = {name: torch.zeros(g.shape) for name, g in truth.gradients.items() if name not in step.gradients}
+    step = replace(step, gradients=step.gradients | lost)
     reported = torch.tensor(float(step.metrics["loss"]), dtype=torch.float64)
     wide = torch.promote_types(recipe.dtype, torch.float32)
     gradients = compare(step.gradients, truth.gradients, noise.gradients, recipe.dtype)
@@ -160,9 +163,7 @@ def judge_step(trace: Trace, recipe: Recipe, prepared: Prepared, noise: RunNoise
 def _contributions(step: TracedStep, recipe: Recipe, policy: Policy) -> Iterator[Contribution]:
     objective = Objective.of([micro.batch for micro in step.micro_batches], recipe.loss_type)
     for micro in step.micro_batches:
-        part = contribution(step.before, micro.batch, objective, recipe.config, policy, micro.experts)
-        trained = {name: g for name, g in part.gradients.items() if name in step.gradients}
-        yield replace(part, gradients=trained)
+        yield contribution(step.before, micro.batch, objective, recipe.config, policy, micro.experts)
 
 
 def _judge_routing(step: TracedStep, prepared: Prepared, recipe: Recipe, noise: RoutingNoise) -> Iterator[Finding]:
