@@ -23,6 +23,7 @@ from transformers.models.glm4v_moe.configuration_glm4v_moe import Glm4vMoeTextCo
 from transformers.models.glm4v_moe.modeling_glm4v_moe import Glm4vMoeTextExperts
 
 from glmv.ops.experts import experts
+from glmv.ops.kernels import Kernels
 
 PEER = "HF grouped_mm"
 PHASES = ("forward", "backward")
@@ -80,7 +81,7 @@ class Case:
 
     def glmv(self, grouped: bool) -> Tensor:
         weights = self.gate_up_EHF, self.down_EIH
-        return experts(self.hidden_TH, self.index_TK, self.weight_TK, *weights, grouped=grouped)
+        return experts(self.hidden_TH, self.index_TK, self.weight_TK, *weights, Kernels(grouped=grouped))
 
     def transformers(self, implementation: str) -> Tensor:
         module = copy.copy(self.hf)  # shares the parameters

@@ -13,16 +13,17 @@ from glmv.model.text import TextModel, visible_tokens
 from glmv.model.vision import VisionModel
 from glmv.ops.attention import IMPLEMENTATIONS
 from glmv.ops.documents import document_ids
+from glmv.ops.kernels import Kernels
 
 
 class Glm4vMoeModel(nn.Module):
     """Vision tower and text decoder; returns the decoder's normalised hidden states."""
 
-    def __init__(self, config: ModelConfig, attn_implementation: str, use_grouped_expert_matmul: bool) -> None:
+    def __init__(self, config: ModelConfig, kernels: Kernels) -> None:
         super().__init__()
         self.config = config
-        self.visual = VisionModel(config.vision, attn_implementation)
-        self.language_model = TextModel(config.text, attn_implementation, use_grouped_expert_matmul)
+        self.visual = VisionModel(config.vision, kernels)
+        self.language_model = TextModel(config.text, kernels)
 
     def forward(
         self,
@@ -71,22 +72,19 @@ class Glm4vMoeForConditionalGeneration(nn.Module):
 
     Args:
         config: the architecture.
-        use_grouped_expert_matmul: one kernel for all experts where device and dtype have it, a loop elsewhere.
-        attn_implementation: "sdpa" or "eager".
+        kernels: which implementations its operators prefer.
     Raises:
-        ConfigError: an unknown `attn_implementation`.
+        ConfigError: an unknown `kernels.attention`.
     """
 
-    def __init__(
-        self, config: ModelConfig, *, use_grouped_expert_matmul: bool = True, attn_implementation: str = "sdpa"
-    ) -> None:
+    def __init__(self, config: ModelConfig, kernels: Kernels = Kernels()) -> None:  # noqa: B008 - it is frozen
         super().__init__()
-        if attn_implementation not in IMPLEMENTATIONS:
+        if kernels.attention not in IMPLEMENTATIONS:
             raise ConfigError(
-                f"attn_implementation = {attn_implementation!r} is not built. Choose {' or '.join(IMPLEMENTATIONS)}."
+                f"attn_implementation = {kernels.attention!r} is not built. Choose {' or '.join(IMPLEMENTATIONS)}."
             )
         self.config = config
-        self.model = Glm4vMoeModel(config, attn_implementation, use_grouped_expert_matmul)
+        self.model = Glm4vMoeModel(config, kernels)
         self.lm_head = Linear(config.text.hidden_size, config.text.vocab_size, bias=False)
 
     def forward(

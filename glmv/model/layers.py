@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from glmv.ops.kernels import Kernels
 from glmv.ops.norm import rms_norm
 from glmv.ops.swiglu import swiglu
 
@@ -38,14 +39,15 @@ class LayerNorm(nn.LayerNorm):
 class RMSNorm(nn.Module):
     """RMSNorm with a scale: see `glmv.ops.norm.rms_norm` for its rounding points."""
 
-    def __init__(self, hidden_size: int, eps: float) -> None:
+    def __init__(self, hidden_size: int, eps: float, kernels: Kernels) -> None:
         super().__init__()
+        self.kernels = kernels
         self.weight = nn.Parameter(torch.empty(hidden_size))
         self.eps = eps
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Normalise [..., H]."""
-        return rms_norm(hidden, self.weight, self.eps)
+        return rms_norm(hidden, self.weight, self.eps, kernels=self.kernels)
 
 
 class GatedMLP(nn.Module):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from glmv.model.config import TextConfig
 from glmv.model.layers import GatedMLP, KeepsFloat32
 from glmv.ops.experts import experts
+from glmv.ops.kernels import Kernels
 from glmv.ops.precision import at_least_fp32
 
 
@@ -59,12 +60,12 @@ class Router(KeepsFloat32):
 class Experts(nn.Module):
     """The routed experts' weights, stacked: x @ gate_up_proj[e] (gate half first), then x @ down_proj[e]."""
 
-    def __init__(self, config: TextConfig, use_grouped_expert_matmul: bool) -> None:
+    def __init__(self, config: TextConfig, kernels: Kernels) -> None:
         super().__init__()
         size_E, size_H, size_I = config.n_routed_experts, config.hidden_size, config.moe_intermediate_size
         self.gate_up_proj = nn.Parameter(torch.empty(size_E, size_H, 2 * size_I))
         self.down_proj = nn.Parameter(torch.empty(size_E, size_I, size_H))
-        self.use_grouped_expert_matmul = use_grouped_expert_matmul
+        self.kernels = kernels
 
     def forward(self, hidden_TH: Tensor, top_k_index_TK: Tensor, top_k_weight_TK: Tensor) -> Tensor:
         """[T, H] -> [T, H] in the weights' dtype; the routing weights are used in fp32."""
@@ -74,17 +75,17 @@ class Experts(nn.Module):
             top_k_weight_TK,
             self.gate_up_proj,
             self.down_proj,
-            grouped=self.use_grouped_expert_matmul,
+            self.kernels,
         )
 
 
 class MoE(nn.Module):
     """Routed experts plus the shared experts, which every token visits unweighted."""
 
-    def __init__(self, config: TextConfig, use_grouped_expert_matmul: bool) -> None:
+    def __init__(self, config: TextConfig, kernels: Kernels) -> None:
         super().__init__()
         self.gate = Router(config)
-        self.experts = Experts(config, use_grouped_expert_matmul)
+        self.experts = Experts(config, kernels)
         self.shared_experts = GatedMLP(config.hidden_size, config.moe_intermediate_size * config.n_shared_experts)
 
     def forward(self, hidden_BSH: Tensor) -> Tensor:

@@ -8,17 +8,18 @@ from glmv.model.layers import Embedding, GatedMLP, Linear, RMSNorm
 from glmv.model.moe import MoE
 from glmv.model.rotary import TextRotary
 from glmv.ops.attention import Visible, causal_mask, text_attention
+from glmv.ops.kernels import Kernels
 from glmv.ops.rope import rotate
 
 
 class TextAttention(nn.Module):
     """Causal grouped-query attention; q, k, v have biases, o has none; RoPE turns the first R of D channels."""
 
-    def __init__(self, config: TextConfig, implementation: str) -> None:
+    def __init__(self, config: TextConfig, kernels: Kernels) -> None:
         super().__init__()
         hidden, head_dim = config.hidden_size, config.head_dim
         self.head_dim = head_dim
-        self.implementation = implementation
+        self.kernels = kernels
         self.q_proj = Linear(hidden, config.num_attention_heads * head_dim, bias=config.attention_bias)
         self.k_proj = Linear(hidden, config.num_key_value_heads * head_dim, bias=config.attention_bias)
         self.v_proj = Linear(hidden, config.num_key_value_heads * head_dim, bias=config.attention_bias)
@@ -30,26 +31,24 @@ class TextAttention(nn.Module):
             project(hidden_BSH).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
-        query, key = rotate(query, cos_B1SR, sin_B1SR), rotate(key, cos_B1SR, sin_B1SR)
-        output_BNSD = text_attention(query, key, value, visible, implementation=self.implementation)
+        query, key = (rotate(states, cos_B1SR, sin_B1SR, kernels=self.kernels) for states in (query, key))
+        output_BNSD = text_attention(query, key, value, visible, implementation=self.kernels.attention)
         return self.o_proj(output_BNSD.transpose(1, 2).flatten(2))
 
 
 class DecoderLayer(nn.Module):
     """x += attention(norm(x)); x += mlp(norm(x)). The first `first_k_dense_replace` layers have a dense MLP."""
 
-    def __init__(
-        self, config: TextConfig, index: int, attn_implementation: str, use_grouped_expert_matmul: bool
-    ) -> None:
+    def __init__(self, config: TextConfig, index: int, kernels: Kernels) -> None:
         super().__init__()
-        self.self_attn = TextAttention(config, attn_implementation)
+        self.self_attn = TextAttention(config, kernels)
         self.mlp: GatedMLP | MoE
         if index < config.first_k_dense_replace:
             self.mlp = GatedMLP(config.hidden_size, config.intermediate_size)
         else:
-            self.mlp = MoE(config, use_grouped_expert_matmul)
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+            self.mlp = MoE(config, kernels)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, kernels)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, kernels)
 
     def forward(self, hidden_BSH: Tensor, cos_B1SR: Tensor, sin_B1SR: Tensor, visible: Visible) -> Tensor:
         """[B, S, H] -> [B, S, H]."""
@@ -60,14 +59,11 @@ class DecoderLayer(nn.Module):
 class TextModel(nn.Module):
     """Token ids and image features in, normalised hidden states out."""
 
-    def __init__(self, config: TextConfig, attn_implementation: str, use_grouped_expert_matmul: bool) -> None:
+    def __init__(self, config: TextConfig, kernels: Kernels) -> None:
         super().__init__()
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(
-            DecoderLayer(config, index, attn_implementation, use_grouped_expert_matmul)
-            for index in range(config.num_hidden_layers)
-        )
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.layers = nn.ModuleList(DecoderLayer(config, index, kernels) for index in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, kernels)
         self.rotary_emb = TextRotary(config)
 
     def forward(

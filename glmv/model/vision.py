@@ -10,6 +10,7 @@ from glmv.model.layers import Embedding, GatedMLP, LayerNorm, Linear, RMSNorm
 from glmv.model.position_embedding import interpolate
 from glmv.model.rotary import VisionRotary
 from glmv.ops.attention import segment_attention
+from glmv.ops.kernels import Kernels
 from glmv.ops.precision import at_least_fp32
 from glmv.ops.rope import rotate
 from glmv.ops.swiglu import swiglu
@@ -72,30 +73,33 @@ class VisionEmbeddings(nn.Module):
 class VisionAttention(nn.Module):
     """Full attention inside each segment, axial RoPE over the whole head in fp32."""
 
-    def __init__(self, config: VisionConfig, implementation: str) -> None:
+    def __init__(self, config: VisionConfig, kernels: Kernels) -> None:
         super().__init__()
         self.num_heads = config.num_heads
-        self.implementation = implementation
+        self.kernels = kernels
         self.qkv = Linear(config.hidden_size, 3 * config.hidden_size, bias=False)
         self.proj = Linear(config.hidden_size, config.hidden_size, bias=False)
 
     def forward(self, hidden_NH: Tensor, lengths: list[int], cos_N1D: Tensor, sin_N1D: Tensor) -> Tensor:
         """[N, H] -> [N, H]."""
         query, key, value = self.qkv(hidden_NH).unflatten(-1, (3, self.num_heads, -1)).unbind(1)
-        query, key = (rotate(states.to(cos_N1D.dtype), cos_N1D, sin_N1D).to(states.dtype) for states in (query, key))
+        query, key = (
+            rotate(states.to(cos_N1D.dtype), cos_N1D, sin_N1D, kernels=self.kernels).to(states.dtype)
+            for states in (query, key)
+        )
         query, key, value = (states.transpose(0, 1) for states in (query, key, value))
-        output = segment_attention(query, key, value, lengths, implementation=self.implementation)
+        output = segment_attention(query, key, value, lengths, implementation=self.kernels.attention)
         return self.proj(output.transpose(0, 1).flatten(1))
 
 
 class VisionBlock(nn.Module):
     """x += attention(norm1(x)); x += mlp(norm2(x)). The MLP is as wide as the tower's output, not its own hidden."""
 
-    def __init__(self, config: VisionConfig, attn_implementation: str) -> None:
+    def __init__(self, config: VisionConfig, kernels: Kernels) -> None:
         super().__init__()
-        self.norm1 = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.norm2 = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.attn = VisionAttention(config, attn_implementation)
+        self.norm1 = RMSNorm(config.hidden_size, config.rms_norm_eps, kernels)
+        self.norm2 = RMSNorm(config.hidden_size, config.rms_norm_eps, kernels)
+        self.attn = VisionAttention(config, kernels)
         self.mlp = GatedMLP(config.hidden_size, config.out_hidden_size)
 
     def forward(self, hidden_NH: Tensor, lengths: list[int], cos_N1D: Tensor, sin_N1D: Tensor) -> Tensor:
@@ -126,19 +130,19 @@ class PatchMerger(nn.Module):
 class VisionModel(nn.Module):
     """Pixels of any number of images in, their features in the same order out."""
 
-    def __init__(self, config: VisionConfig, attn_implementation: str) -> None:
+    def __init__(self, config: VisionConfig, kernels: Kernels) -> None:
         super().__init__()
         self.config = config
         self.embeddings = VisionEmbeddings(config)
         self.patch_embed = PatchEmbed(config)
         self.rotary_pos_emb = VisionRotary(config)
-        self.blocks = nn.ModuleList(VisionBlock(config, attn_implementation) for _ in range(config.depth))
+        self.blocks = nn.ModuleList(VisionBlock(config, kernels) for _ in range(config.depth))
         self.merger = PatchMerger(config)
-        self.post_conv_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_conv_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, kernels)
         self.downsample = Kernel(
             config.out_hidden_size, config.hidden_size, config.spatial_merge_size, config.spatial_merge_size
         )
-        self.post_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, kernels)
 
     def forward(self, pixel_values_NP: Tensor, image_grid_thw: Tensor) -> Tensor:
         """Features [M, O].

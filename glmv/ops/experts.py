@@ -1,22 +1,75 @@
 """The routed experts: every token through its K experts, weighted and summed.
 
-`experts(hidden_TH, top_k_index_TK, top_k_weight_TK, gate_up_EHF, down_EIH, grouped=...)` -> [T, H].
-"looped" runs in any dtype; "grouped" is one kernel for all experts.
+    permute      tokens to expert order, each as often as it has experts
+    expert_mlp   rows in expert order through their experts: "looped" runs in any dtype, "grouped" is one kernel for all
+    combine      the weighted sum of a token's K results
+
+Each is an operator with implementations of its own. Expert parallelism exchanges rows before and after `expert_mlp`.
 """
 # Shapes: T tokens, H hidden, K experts per token, E experts, I intermediate, F = 2I (gate half first), R = T * K rows,
 # N some of them.
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from glmv.ops.grouped_matmul import grouped_matmul, why_unsupported
+from glmv.ops.kernels import Kernels
 from glmv.ops.permute import count_tokens, expert_order, to_experts
 from glmv.ops.precision import at_least_fp32
 from glmv.ops.registry import Operator, say_once
 from glmv.ops.swiglu import swiglu
 
-experts: Operator[..., Tensor] = Operator("experts")
+
+class Order(NamedTuple):
+    """How rows in expert order stand to (token, k) slots.
+
+    Attributes:
+        inverse_R: the row in which each slot stands, integers.
+        order_R: the slot that each row comes from; None from a kernel that doesn't tell it.
+    """
+
+    inverse_R: Tensor
+    order_R: Tensor | None = None
+
+
+class Permuted(NamedTuple):
+    """Rows in expert order, how many each expert has (int64), and the way back."""
+
+    rows_RH: Tensor
+    counts_E: Tensor
+    order: Order
+
+
+permute: Operator[..., Permuted] = Operator("permute")
+expert_mlp: Operator[..., Tensor] = Operator("expert_mlp")
+combine: Operator[..., Tensor] = Operator("combine")
+
+
+def experts(
+    hidden_TH: Tensor,
+    top_k_index_TK: Tensor,
+    top_k_weight_TK: Tensor,
+    gate_up_EHF: Tensor,
+    down_EIH: Tensor,
+    kernels: Kernels,
+) -> Tensor:
+    """All three in a row -> [T, H] in the dtype of `hidden_TH`, which is the weights'."""
+    rows_RH, counts_E, order = permute(hidden_TH, top_k_index_TK, len(gate_up_EHF), kernels=kernels)
+    outputs_RH = expert_mlp(rows_RH, counts_E, gate_up_EHF, down_EIH, kernels=kernels)
+    return combine(outputs_RH, top_k_weight_TK, order, kernels=kernels)
+
+
+@permute.register("torch", when=lambda *args, kernels: True)
+def sort_tokens(hidden_TH: Tensor, top_k_index_TK: Tensor, num_experts: int, *, kernels: Kernels) -> Permuted:
+    """Rows of one expert stay in token order."""
+    order_R, inverse_R = expert_order(top_k_index_TK)
+    rows_RH = to_experts(hidden_TH, order_R, inverse_R, top_k_index_TK.shape[1])
+    return Permuted(rows_RH, count_tokens(top_k_index_TK, num_experts), Order(inverse_R, order_R))
+
+
 # Rows of fp32 that the backward of `combine` holds: few enough for a CPU's cache, many enough to fill an accelerator.
 ROWS_IN_CACHE, ROWS_AT_ONCE = 512, 16384
 
@@ -54,53 +107,33 @@ class _Combine(torch.autograd.Function):
         return grad_RH, grad_R[inverse_R].view_as(weight_TK), None, None
 
 
-def combine(rows_RH: Tensor, top_k_weight_TK: Tensor, order: tuple[Tensor, Tensor] | None = None) -> Tensor:
-    """Weighted sum over a token's K outputs, accumulated in fp32 in the order of K, rounded once -> [T, H].
+@combine.register("torch", when=lambda *args, kernels: True)
+def weighted_sum(rows_RH: Tensor, top_k_weight_TK: Tensor, order: Order, *, kernels: Kernels) -> Tensor:
+    """Weighted sum over a token's K rows, accumulated in fp32 in the order of K, rounded once -> [T, H].
 
     Args:
-        rows_RH: what the experts returned: row t * K + k for token t's k-th expert, or rows in expert order.
-        top_k_weight_TK: routing weights.
-        order: from `expert_order`, for rows in expert order.
+        rows_RH: what the experts returned, in expert order.   top_k_weight_TK: routing weights, fp32 or wider.
     """
-    if order is None:
-        place_R = torch.arange(len(rows_RH), device=rows_RH.device)
-        order = place_R, place_R
-    return _Combine.apply(rows_RH, top_k_weight_TK.to(at_least_fp32(rows_RH.dtype)), *order)
+    assert order.order_R is not None, "rows that `sort_tokens` sorted"
+    weight_TK = top_k_weight_TK.to(at_least_fp32(rows_RH.dtype))
+    return _Combine.apply(rows_RH, weight_TK, order.order_R, order.inverse_R)
 
 
-@experts.register("looped", when=lambda *tensors, grouped: True)
-def looped_experts(
-    hidden_TH: Tensor,
-    top_k_index_TK: Tensor,
-    top_k_weight_TK: Tensor,
-    gate_up_EHF: Tensor,
-    down_EIH: Tensor,
-    *,
-    grouped: bool = False,
-) -> Tensor:
+@expert_mlp.register("looped", when=lambda *tensors, kernels: True)
+def looped_mlp(rows_RH: Tensor, counts_E: Tensor, gate_up_EHF: Tensor, down_EIH: Tensor, *, kernels: Kernels) -> Tensor:
     """One matmul an expert. An expert without tokens multiplies 0 rows, so its gradient is zeros, not None."""
-    order_R, inverse_R = expert_order(top_k_index_TK)
-    counts = count_tokens(top_k_index_TK, gate_up_EHF.shape[0]).tolist()
-    rows = to_experts(hidden_TH, order_R, inverse_R, top_k_index_TK.shape[1]).split(counts)
+    rows = rows_RH.split(counts_E.tolist())
     # unbind, not weight[e]: the backward of each indexing allocates a gradient of all experts.
     outputs = [
         swiglu(*(rows_NH @ gate_up_HF).chunk(2, dim=-1)) @ down_IH
         for rows_NH, gate_up_HF, down_IH in zip(rows, gate_up_EHF.unbind(0), down_EIH.unbind(0), strict=True)
     ]
-    return combine(torch.cat(outputs), top_k_weight_TK, (order_R, inverse_R))
+    return torch.cat(outputs)
 
 
-def can_group(
-    hidden_TH: Tensor,
-    top_k_index_TK: Tensor,
-    top_k_weight_TK: Tensor,
-    gate_up_EHF: Tensor,
-    down_EIH: Tensor,
-    *,
-    grouped: bool,
-) -> bool:
+def can_group(rows_RH: Tensor, counts_E: Tensor, gate_up_EHF: Tensor, down_EIH: Tensor, *, kernels: Kernels) -> bool:
     """Whether grouped matmul was asked for and can run here; if it cannot, say why, once."""
-    if not grouped:
+    if not kernels.grouped:
         return False
     why = why_unsupported(gate_up_EHF) or why_unsupported(down_EIH)
     if why:
@@ -108,20 +141,10 @@ def can_group(
     return why is None
 
 
-@experts.register("grouped", when=can_group)
-def grouped_experts(
-    hidden_TH: Tensor,
-    top_k_index_TK: Tensor,
-    top_k_weight_TK: Tensor,
-    gate_up_EHF: Tensor,
-    down_EIH: Tensor,
-    *,
-    grouped: bool = True,
+@expert_mlp.register("grouped", when=can_group)
+def grouped_mlp(
+    rows_RH: Tensor, counts_E: Tensor, gate_up_EHF: Tensor, down_EIH: Tensor, *, kernels: Kernels
 ) -> Tensor:
-    """Two grouped matmuls over the tokens in expert order; no host synchronisation."""
-    order_R, inverse_R = expert_order(top_k_index_TK)
-    counts_E = count_tokens(top_k_index_TK, gate_up_EHF.shape[0])
-    rows_RH = to_experts(hidden_TH, order_R, inverse_R, top_k_index_TK.shape[1])
+    """Two grouped matmuls; no host synchronisation."""
     gate_RI, up_RI = grouped_matmul(rows_RH, gate_up_EHF, counts_E).chunk(2, dim=-1)
-    outputs_RH = grouped_matmul(swiglu(gate_RI, up_RI), down_EIH, counts_E)
-    return combine(outputs_RH, top_k_weight_TK, (order_R, inverse_R))
+    return grouped_matmul(swiglu(gate_RI, up_RI), down_EIH, counts_E)

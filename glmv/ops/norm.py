@@ -3,10 +3,15 @@
 import torch
 from torch import Tensor
 
+from glmv.ops.kernels import Kernels
 from glmv.ops.precision import at_least_fp32
+from glmv.ops.registry import Operator
+
+rms_norm: Operator[..., Tensor] = Operator("rms_norm")
 
 
-def rms_norm(hidden: Tensor, weight_H: Tensor, eps: float) -> Tensor:
+@rms_norm.register("torch", when=lambda *args, kernels: True)
+def rms_norm_torch(hidden: Tensor, weight_H: Tensor, eps: float, *, kernels: Kernels) -> Tensor:
     """`weight * (hidden / rms(hidden))`: the quotient in fp32, rounded to hidden's dtype BEFORE the weight multiplies.
 
     Args:

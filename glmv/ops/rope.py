@@ -3,6 +3,11 @@
 import torch
 from torch import Tensor
 
+from glmv.ops.kernels import Kernels
+from glmv.ops.registry import Operator
+
+rotate: Operator[..., Tensor] = Operator("rotate")
+
 
 def inverse_frequencies(theta: float, dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """`theta^(-2i/dim)` for i < dim/2, on the CPU.
@@ -13,7 +18,8 @@ def inverse_frequencies(theta: float, dim: int, dtype: torch.dtype = torch.float
     return 1.0 / (theta**exponents)
 
 
-def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+@rotate.register("torch", when=lambda *args, kernels: True)
+def rotate_torch(states: Tensor, cos: Tensor, sin: Tensor, *, kernels: Kernels) -> Tensor:
     """Rotate the first `cos.shape[-1]` channels of `states` [..., D]; the rest pass through.
 
     cos and sin broadcast against the leading dims and hold each angle twice ([f, f]); dtype of all three is the same.

@@ -9,6 +9,7 @@ from glmv.checkpoint.paths import ASSETS
 from glmv.checkpoint.training import LoadReport, load_model, resolve_checkpoint
 from glmv.config import Config, ConfigError, torch_dtype
 from glmv.model import Glm4vMoeForConditionalGeneration, ModelConfig
+from glmv.ops.kernels import Kernels
 from glmv.parallel.fsdp import apply_fsdp
 from glmv.parallel.process import Process, on_all_ranks
 from glmv.train.optimizer import freeze
@@ -54,8 +55,11 @@ def create_model(config: Config, model_config: ModelConfig) -> Glm4vMoeForCondit
         with torch.device("meta"):
             model = Glm4vMoeForConditionalGeneration(
                 model_config,
-                use_grouped_expert_matmul=config.model.use_grouped_expert_matmul,
-                attn_implementation=ATTENTION.get(config.model.attn_implementation, config.model.attn_implementation),
+                Kernels(
+                    grouped=config.model.use_grouped_expert_matmul,
+                    attention=ATTENTION.get(config.model.attn_implementation, config.model.attn_implementation),
+                    fused=config.parallel.ep_plan.use_npu_fused_ops,
+                ),
             )
     finally:
         torch.set_default_dtype(before)

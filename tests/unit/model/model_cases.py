@@ -13,6 +13,7 @@ from torch import Tensor
 
 from glmv.model import Glm4vMoeForConditionalGeneration, ModelConfig
 from glmv.ops.documents import document_ids
+from glmv.ops.kernels import Kernels
 from glmv.ops.loss import cross_entropy, unpredictable_ignored
 from spec import layout
 from spec import loss as law_loss
@@ -22,6 +23,7 @@ from spec.model import Batch, forward
 from spec.numerics import Policy
 from spec.train import is_trainable
 
+PLAIN = Kernels()
 PIXELS = 3 * 2 * 14 * 14
 MERGE = 2
 # A sample is a list of parts: an int is that many text tokens, a pair an image of so many patch rows and columns, a
@@ -108,10 +110,10 @@ class Tiny:
         self.config = ModelConfig.from_hf_dir(directory)
 
     def model(
-        self, dtype: torch.dtype, device: torch.device | str = "cpu", **options: object
+        self, dtype: torch.dtype, device: torch.device | str = "cpu", kernels: Kernels = PLAIN
     ) -> Glm4vMoeForConditionalGeneration:
         """A machine in `dtype` with the checkpoint's weights."""
-        model = Glm4vMoeForConditionalGeneration(self.config, **options)
+        model = Glm4vMoeForConditionalGeneration(self.config, kernels)
         model.load_state_dict(layout.stacked(self.weights))
         return model.to(dtype).to(device)
 

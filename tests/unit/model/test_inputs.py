@@ -8,6 +8,7 @@ from model_cases import make_batch, run
 
 from glmv.model import ConfigError, Glm4vMoeForConditionalGeneration
 from glmv.model.positions import InputError
+from glmv.ops.kernels import Kernels
 
 
 def broken(**changes):
@@ -88,7 +89,7 @@ def test_token_types_are_required_with_images(tiny):
 
 def test_an_unknown_attention(tiny):
     with pytest.raises(ConfigError, match=r"attn_implementation = 'flex' is not built\. Choose eager or sdpa"):
-        Glm4vMoeForConditionalGeneration(tiny.config, attn_implementation="flex")
+        Glm4vMoeForConditionalGeneration(tiny.config, Kernels(attention="flex"))
 
 
 def test_ids_of_image_tokens_do_not_matter(tiny):

@@ -4,13 +4,15 @@ import pytest
 import torch
 from model_cases import SAMPLES, answers, choices, make_batch, run
 
+from glmv.ops.kernels import Kernels
 from spec.model import forward
 from spec.numerics import Policy
 
 FP32, BF16 = torch.float32, torch.bfloat16
-LOOPED = {"use_grouped_expert_matmul": False}
-GROUPED = {"use_grouped_expert_matmul": True}
-EAGER = {"attn_implementation": "eager"}
+LOOPED = Kernels(grouped=False)
+GROUPED = Kernels(grouped=True)
+EAGER = Kernels(attention="eager")
+LOOPED_EAGER = Kernels(grouped=False, attention="eager")
 
 
 @pytest.mark.parametrize("case", SAMPLES)
@@ -29,7 +31,7 @@ ROUNDED = {
     "bf16-eager": ("padded_left", BF16, EAGER),
     "fp32-looped-video": ("image_and_video_padded_right", FP32, LOOPED),
     "fp32-grouped-packed": ("packed", FP32, GROUPED),
-    "fp32-eager-packed": ("packed_equal_lengths_and_padding", FP32, LOOPED | EAGER),
+    "fp32-eager-packed": ("packed_equal_lengths_and_padding", FP32, LOOPED_EAGER),
     "bf16-looped-packed": ("packed", BF16, LOOPED),
     "bf16-grouped-video": ("image_and_video_padded_right", BF16, GROUPED),
 }
@@ -37,9 +39,9 @@ ROUNDED = {
 
 @pytest.mark.parametrize("name", ROUNDED)
 def test_rounded(name, tiny, device, judge):
-    case, dtype, options = ROUNDED[name]
+    case, dtype, kernels = ROUNDED[name]
     batch = make_batch(case)
-    said, chosen = answers(tiny.model(dtype, device, **options), batch)
+    said, chosen = answers(tiny.model(dtype, device, kernels), batch)
     judge(said, tiny.law(batch, chosen), dtype)
 
 

@@ -7,6 +7,7 @@ import torch
 from model_cases import PIXELS, SAMPLES, choices, cu_seqlens, gradients, make_batch, run
 
 from glmv.data import Sample, pack
+from glmv.ops.kernels import Kernels
 from glmv.ops.loss import Objective, count_targets, cross_entropy, shares
 from spec.model import Batch, forward
 from spec.train import Objective as LawObjective
@@ -80,7 +81,7 @@ def test_a_packed_row_is_all_of_its_documents_alone(tiny, samples, judge):
 @pytest.mark.parametrize("case", PACKED)
 def test_no_document_sees_another(case, implementation, tiny):
     """Gradient of one document's logits with respect to all embeddings."""
-    model, batch = tiny.model(torch.float64, attn_implementation=implementation), make_batch(case)
+    model, batch = tiny.model(torch.float64, kernels=Kernels(attention=implementation)), make_batch(case)
     embedded = []
     model.model.language_model.embed_tokens.register_forward_hook(lambda *args: embedded.append(args[-1]))
     logits = run(model, batch)

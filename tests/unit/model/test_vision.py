@@ -4,6 +4,7 @@ from model_cases import PIXELS, gradients, make_batch, run
 
 from glmv.model.position_embedding import interpolate
 from glmv.model.vision import patch_coordinates, segment_lengths
+from glmv.ops.kernels import Kernels
 
 
 def test_patches_come_in_blocks():
@@ -31,7 +32,7 @@ def test_positions_are_interpolated_in_fp32_and_rounded_once():
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_images_do_not_see_each_other(implementation, tiny):
-    tower = tiny.model(torch.float32, attn_implementation=implementation).model.visual
+    tower = tiny.model(torch.float32, kernels=Kernels(attention=implementation)).model.visual
     grids = torch.tensor([[1, 4, 2], [2, 2, 4], [1, 2, 2]])
     pixels = torch.randn(28, PIXELS, generator=torch.Generator().manual_seed(0))
     changed = pixels.clone()

@@ -2,7 +2,6 @@
 # Shapes: T tokens, H hidden, K experts per token, E experts, I intermediate, F = 2I.
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +9,7 @@ from op_cases import DTYPES, draw, leaf
 from torch import Tensor
 
 from glmv.ops.experts import experts
+from glmv.ops.kernels import Kernels
 from spec import layout
 from spec.experts import experts as law_experts
 from spec.numerics import Policy
@@ -42,13 +42,11 @@ class Case:
     down_EIH: Tensor
     grad_TH: Tensor
 
-    def machine(
-        self, dtype: torch.dtype, device: torch.device, *, grouped: bool, run: Callable[..., Tensor] = experts
-    ) -> dict[str, Tensor]:
+    def machine(self, dtype: torch.dtype, device: torch.device, kernels: Kernels) -> dict[str, Tensor]:
         """Output and gradients of the machine; routing weights in fp32 or wider."""
         hidden, gate_up, down = (leaf(x, dtype, device) for x in (self.hidden_TH, self.gate_up_EHF, self.down_EIH))
         weight = leaf(self.top_k_weight_TK, torch.promote_types(dtype, torch.float32), device)
-        output = run(hidden, self.top_k_index_TK.to(device), weight, gate_up, down, grouped=grouped)
+        output = experts(hidden, self.top_k_index_TK.to(device), weight, gate_up, down, kernels)
         output.backward(self.grad_TH.to(dtype).to(device))
         stacked = {"mlp.experts.gate_up_proj": gate_up.grad, "mlp.experts.down_proj": down.grad}
         named = {"output": output.detach(), "hidden": hidden.grad, "top_k_weight": weight.grad}

@@ -7,6 +7,8 @@ from expert_cases import drawn_case, poison
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from glmv.ops.kernels import Kernels
+
 FP32, FLOAT64, BF16 = torch.float32, torch.float64, torch.bfloat16
 
 
@@ -33,4 +35,4 @@ def cases(draw, multiple=8):
 @given(case=cases())
 def test_any_routing_of_any_size(case, dtype, grouped, device, judge):
     poison(device, case.gate_up_EHF.shape, case.down_EIH.shape, case.hidden_TH.shape)
-    judge(case.machine(dtype, device, grouped=grouped), case.law, dtype)
+    judge(case.machine(dtype, device, Kernels(grouped=grouped)), case.law, dtype)
