@@ -1,4 +1,4 @@
-"""Imports the real torch_npu on the stand-ins. Only in a process of its own: the device name `npu` is taken for good."""
+"""Imports the real torch_npu on the stand-ins. Only in a process of its own: the name `npu` is taken for good."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def made_once(directory: Path) -> Iterator[Path]:
-    """A fresh directory to fill, which gets its name when the block ends well; what an earlier failure left is removed."""
+    """A fresh directory to fill, which gets its name when the block ends well; leftovers of a failure are removed."""
     unfinished = directory.with_name(f"{directory.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
