@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -78,25 +79,31 @@ def forward(
     batch: Batch,
     policy: Policy,
     pinned: Mapping[int, Tensor] | None = None,
+    record: dict[str, Tensor] | None = None,
 ) -> Output:
     """Logits of a micro-batch.
 
     Args:
         weights: published names to tensors of any float dtype.
         pinned: expert choices [T, K] by layer index, instead of the router's own.
+        record: filled with what each part of the network returned, under its module's published name.
 
     Raises:
         ValueError: the features do not fill the image or video tokens exactly.
     """
-    root = Scope(weights)
+    root = Scope(weights, record=record)
     table = root["model.language_model.embed_tokens.weight"]
     hidden_BSH = policy.enter(F.embedding(batch.input_ids, table))
+    visual, features = root / "model" / "visual", []
     for kind, pixel_values_NP in batch.pixels.items():
-        features_MH = vision.tower(pixel_values_NP, batch.grids[kind], root / "model" / "visual", config.vision, policy)
+        features_MH = vision.tower(pixel_values_NP, batch.grids[kind], visual, config.vision, policy)
+        features.append(features_MH)
         place_BS = batch.mm_token_type_ids == kind
         if len(features_MH) != place_BS.sum():
             raise ValueError(f"{len(features_MH)} features for {int(place_BS.sum())} tokens of type {kind}")
         hidden_BSH = hidden_BSH.masked_scatter(place_BS[..., None], features_MH)
+    if features:
+        visual.told(torch.cat(features))
     merge = config.vision.spatial_merge_size
     position_3BS = mrope_positions(batch.documents, batch.mm_token_type_ids, batch.grids, merge)
     language = root / "model" / "language_model"

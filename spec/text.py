@@ -75,13 +75,13 @@ def attention(
     repeats = config.num_attention_heads // config.num_key_value_heads
     key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
     output = attend(query, key, value, allowed_BSS[:, None], config.head_dim**-0.5, policy)
-    return linear(output.transpose(1, 2).flatten(-2), weights["o_proj.weight"], None, policy)
+    return weights.told(linear(output.transpose(1, 2).flatten(-2), weights["o_proj.weight"], None, policy))
 
 
 def dense_mlp(hidden: Tensor, weights: Scope, policy: Policy) -> Tensor:
     """A SwiGLU MLP under its published names."""
     gate, up, down = (weights[f"{name}_proj.weight"] for name in ("gate", "up", "down"))
-    return swiglu_mlp(hidden, gate, up, down, policy)
+    return weights.told(swiglu_mlp(hidden, gate, up, down, policy))
 
 
 def moe(
@@ -94,5 +94,5 @@ def moe(
     each = [weights / "experts" / expert for expert in range(config.n_routed_experts)]
     gates, ups, downs = ([expert[f"{name}_proj.weight"] for expert in each] for name in ("gate", "up", "down"))
     output_TH = experts(hidden_TH, routing.top_k_index_TK, routing.top_k_weight_TK, gates, ups, downs, policy)
-    output_TH = output_TH + dense_mlp(hidden_TH, weights / "shared_experts", policy)
+    output_TH = (weights / "experts").told(output_TH) + dense_mlp(hidden_TH, weights / "shared_experts", policy)
     return output_TH.unflatten(0, hidden_BSH.shape[:2]), routing

@@ -5,9 +5,10 @@ import math
 
 import pytest
 import torch
-from rank_cases import CASES, LOSS_CASE, LOSS_TYPES, Law, cases_of
+from rank_cases import CASES, LOSS_CASE, LOSS_TYPES, cases_of
 from workers import fsdp_worker
 
+from glmv.verify.grid.law import Law
 from spec.layout import per_expert
 
 pytestmark = pytest.mark.multirank
@@ -17,7 +18,7 @@ DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 @pytest.fixture(scope="module")
 def law(tiny_dir):
-    return Law(tiny_dir)
+    return Law.read(tiny_dir)
 
 
 @pytest.fixture(scope="module")

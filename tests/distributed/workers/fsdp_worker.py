@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from rank_cases import CASES, LOSS_CASE, LOSS_TYPES, NOTHING_TO_LEARN, cases_of, micro_batch
+from rank_cases import CASES, LOSS_CASE, LOSS_TYPES, NOTHING_TO_LEARN, cases_of
 from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
@@ -24,6 +24,7 @@ from glmv.parallel.grad_norm import clip_grad_norm, total_norm
 from glmv.parallel.process import process_group
 from glmv.train.optimizer import freeze
 from glmv.train.step import accumulate_gradients, global_targets
+from glmv.verify.grid.batches import micro_batch
 from spec.layout import stacked
 
 PATTERNS = [

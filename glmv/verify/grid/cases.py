@@ -1,0 +1,164 @@
+"""Which combinations there are, which of them can work, and a small set in which every pair of choices meets."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+
+AXES: dict[str, tuple[str, ...]] = {
+    # fsdp: parameters sharded over all ranks.  hsdp: two copies, each sharded over half of them.
+    "shard": ("fsdp", "hsdp"),
+    # ep x efsdp x edp: expert-parallel ranks, ranks that shard their experts, copies of both.
+    "experts": (),
+    # How tokens travel; `balance` is alltoall with copies of hot experts.
+    "exchange": ("none", "alltoall", "allgather", "balance"),
+    "accumulate": ("1", "2"),
+    "recompute": ("off", "on", "reentrant"),
+    "loss": ("per_token_loss", "default", "per_sample_loss", "raw"),
+    "freeze": ("nothing", "vision", "embedding", "experts"),
+    # skewed: all tokens choose among the experts of the first expert-parallel rank of four.
+    "routing": ("even", "skewed"),
+}
+"""Axes and their choices; `layouts` gives those of `experts`, which depend on the number of ranks."""
+DTYPES = ("fp64", "fp32", "bf16")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One choice of every axis; `dtype` is what the machine computes in."""
+
+    ranks: int
+    shard: str
+    experts: str
+    exchange: str
+    accumulate: str
+    recompute: str
+    loss: str
+    freeze: str
+    routing: str
+    dtype: str = "fp64"
+
+    @property
+    def id(self) -> str:
+        """`4-fsdp-2x2x1-alltoall-...-fp64`."""
+        return "-".join(str(getattr(self, field.name)) for field in fields(self))
+
+    @classmethod
+    def from_id(cls, text: str) -> Case:
+        """The case of this id.
+
+        Raises:
+            ValueError: it isn't one.
+        """
+        ranks, *names = text.split("-")
+        if not ranks.isdigit() or len(names) != len(fields(cls)) - 1 or (case := cls(int(ranks), *names)).fault:
+            raise ValueError(f"{text} names no case of the grid")
+        return case
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """(ep, efsdp, edp)."""
+        ep, efsdp, edp = map(int, self.experts.split("x"))
+        return ep, efsdp, edp
+
+    @property
+    def fault(self) -> str:
+        """Why this combination cannot be, or ""."""
+        for name, choices in axes(self.ranks).items():
+            if getattr(self, name) not in choices:
+                return f"{name} = {getattr(self, name)} is none of {', '.join(choices)}"
+        if (self.sizes[0] == 1) != (self.exchange == "none"):
+            return "tokens are exchanged where ep > 1, and only there"
+        return ""
+
+
+def layouts(ranks: int) -> tuple[str, ...]:
+    """All ways to lay out experts over this many ranks, as ep x efsdp x edp; at most four expert-parallel ranks."""
+    divisors = [n for n in range(1, ranks + 1) if ranks % n == 0]
+    return tuple(f"{ep}x{n}x{ranks // ep // n}" for ep in divisors if ep <= 4 for n in divisors if ranks // ep % n == 0)
+
+
+def axes(ranks: int) -> dict[str, tuple[str, ...]]:
+    """`AXES` for this many ranks; one rank has nobody to share with."""
+    alone = {"shard": ("fsdp",), "exchange": ("none",)} if ranks == 1 else {}
+    return AXES | {"experts": layouts(ranks)} | alone
+
+
+def every(ranks: int, dtype: str = "fp64") -> Iterator[Case]:
+    """All combinations that can be."""
+    for choice in itertools.product(*axes(ranks).values()):
+        case = Case(ranks, *choice, dtype=dtype)
+        if not case.fault:
+            yield case
+
+
+Pair = tuple[tuple[str, str], tuple[str, str]]
+
+
+def pairs(case: Case) -> set[Pair]:
+    """Every two choices that meet in a case."""
+    return set(itertools.combinations(((name, getattr(case, name)) for name in AXES), 2))
+
+
+def covering(ranks: int, dtype: str = "fp64") -> list[Case]:
+    """Few cases in which every pair of choices that can meet does: greedy, the same in every process.
+
+    Each case is begun by the first pair still missing and filled axis by axis with the choice that adds most new pairs
+    (Cohen et al., AETG, IEEE TSE 1997).
+    """
+    possible = axes(ranks)
+    missing = _possible_pairs(ranks)
+    found: list[Case] = []
+    while missing:
+        case = _fill(dict(next(iter(missing))), possible, missing, ranks, dtype)
+        found.append(case)
+        for pair in pairs(case):
+            missing.pop(pair, None)
+    return found
+
+
+def _possible_pairs(ranks: int) -> dict[Pair, None]:
+    """In a fixed order (a dict, because sets of strings are ordered by a random hash)."""
+    wanted: dict[Pair, None] = {}
+    possible = axes(ranks)
+    for (one, ones), (other, others) in itertools.combinations(possible.items(), 2):
+        for pair in itertools.product(ones, others):
+            chosen = {one: pair[0], other: pair[1]}
+            if _fits(chosen):
+                wanted[((one, pair[0]), (other, pair[1]))] = None
+    return wanted
+
+
+def _fits(chosen: dict[str, str]) -> bool:
+    """Whether a partial choice can be completed: only `experts` and `exchange` constrain each other."""
+    if "experts" not in chosen or "exchange" not in chosen:
+        return True
+    return chosen["experts"].startswith("1x") == (chosen["exchange"] == "none")
+
+
+def _fill(
+    chosen: dict[str, str], possible: dict[str, tuple[str, ...]], missing: dict[Pair, None], ranks: int, dtype: str
+) -> Case:
+    for name, choices in possible.items():
+        if name not in chosen:
+            fitting = [choice for choice in choices if _fits({**chosen, name: choice})]
+            chosen[name] = max(fitting, key=lambda choice: _gain(chosen, name, choice, missing))
+    return Case(ranks, **chosen, dtype=dtype)
+
+
+def _gain(chosen: dict[str, str], name: str, choice: str, missing: dict[Pair, None]) -> int:
+    mine = (name, choice)
+    return sum((mine, other) in missing or (other, mine) in missing for other in chosen.items())
+
+
+def rounded(cases: Sequence[Case], dtype: str, names: Sequence[str]) -> list[Case]:
+    """Of some cases the few that show every choice of these axes once, in another dtype."""
+    wanted = {(name, getattr(case, name)) for case in cases for name in names}
+    found: list[Case] = []
+    for case in cases:
+        new = {(name, getattr(case, name)) for name in names} & wanted
+        if new:
+            wanted -= new
+            found.append(replace(case, dtype=dtype))
+    return found
