@@ -1,23 +1,20 @@
 """The training loop."""
 
-import dataclasses
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from glmv.checkpoint.errors import some
 from glmv.checkpoint.manifest import read_manifest
 from glmv.checkpoint.paths import ASSETS
 from glmv.checkpoint.training import LoadReport, load_optimizer, save_checkpoint
 from glmv.config import Config
-from glmv.data import Batch, BatchSampler, collate, load_samples
 from glmv.parallel.fsdp import check_sizes
 from glmv.parallel.grad_norm import clip_grad_norm
 from glmv.parallel.process import current, on_all_ranks
 from glmv.train.assets import refuse_other_assets
+from glmv.train.batches import Batches, SampledBatches
 from glmv.train.build import build_model, checkpoint_to_load
 from glmv.train.metrics import Reporter, StepMetrics
 from glmv.train.observer import Observer
@@ -30,17 +27,25 @@ from glmv.train.step import accumulate_gradients, global_targets, stop_if_not_fi
 class Trainer:
     """Builds everything that a config names, and trains. All of its methods are collective.
 
-    Public: `config`, `rank`, `process`, `model` (sharded), `optimizer`, `samples`, `sampler`, `iteration` (steps done).
+    Public: `config`, `rank`, `process`, `model` (sharded), `optimizer`, `batches`, `iteration` (steps done).
 
     Args:
         config: a config that `glmv.config.unbuilt` has nothing against.
         observer: called before, in and after every step; see `glmv.train.observer`.
+        batches: where micro-batches come from; None for the config's data set.
         buffers: round the rotary frequencies to this dtype, to compare with frameworks that do.
     Raises:
         GlmvError: anything the user must mend. Every rank raises, with the same message.
     """
 
-    def __init__(self, config: Config, observer: Observer | None = None, *, buffers: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        observer: Observer | None = None,
+        *,
+        batches: Batches | None = None,
+        buffers: torch.dtype | None = None,
+    ) -> None:
         self.config = config
         self.observer = observer or Observer()
         self.process = current()
@@ -51,10 +56,9 @@ class Trainer:
             check_sizes(config.parallel, self.process.world_size)
             self.directory = checkpoint_to_load(config)
             self.iteration = read_manifest(self.directory).iteration
-            tokenizer = Path(config.data.dataset_param.preprocess_parameters.model_name_or_path)
-            refuse_other_assets(config, self.directory)
-            self.samples = load_samples(config.data, tokenizer)
-            self.sampler = self._sampler(len(self.samples))
+            if batches is None:
+                refuse_other_assets(config, self.directory)
+            self.batches = batches or SampledBatches(config, self.process)
         self.model, report = build_model(config, self.process, self.directory, buffers)
         self.optimizer = build_optimizer(self.model, training)
         # What was converted from Hugging Face (iteration 0) has no optimizer state to load.
@@ -98,7 +102,7 @@ class Trainer:
         """
         began = time.perf_counter()
         with on_all_ranks():
-            micro_batches = [self._batch(indices) for indices in self.sampler.step(step - 1)]
+            micro_batches = self.batches.step(step - 1)
         self.observer.before_step(self, step, micro_batches)
         targets = global_targets(micro_batches)
         if targets == 0:
@@ -141,29 +145,6 @@ class Trainer:
                 training.save, self.iteration, self.model, optimizer, state=state, assets_from=self.directory / ASSETS
             )
 
-    def _sampler(self, num_samples: int) -> BatchSampler:
-        training, loader = self.config.training, self.config.data.dataloader_param
-        return BatchSampler(
-            num_samples,
-            micro_batch_size=training.micro_batch_size,
-            accumulation=training.gradient_accumulation_steps,
-            dp_rank=self.rank,
-            dp_size=self.process.world_size,
-            seed=training.seed,
-            shuffle=loader.shuffle,
-            drop_last=loader.drop_last,
-        )
-
-    def _batch(self, indices: list[int]) -> Batch:
-        batch = collate([self.samples[index] for index in indices], self.samples.pad_token_id)
-        if self.config.data.dataloader_param.pin_memory and self.process.device.type != "cpu":
-            # From page-locked memory the batch travels while the host goes on.
-            pinned: dict[str, Any] = {
-                name: value.pin_memory() for name, value in vars(batch).items() if isinstance(value, Tensor)
-            }
-            return dataclasses.replace(batch, **pinned)
-        return batch
-
     def _introduce(self, report: LoadReport) -> None:
         """Say what will be trained, on what."""
         parameters = list(self.model.parameters())
@@ -172,8 +153,7 @@ class Trainer:
             f"ranks       {self.process.world_size} x {self.process.device.type}\n"
             f"model       {trainable} of {sum(p.numel() for p in parameters)} parameters are trained\n"
             f"weights     {self.directory} ({report.tensors} tensors)\n"
-            f"data        {len(self.samples)} samples ({len(self.samples.dropped)} dropped), "
-            f"{self.global_batch_size} a step"
+            f"data        {self.batches}, {self.global_batch_size} a step"
         )
         if report.lossy:
             self.reporter.say(f"warning     {len(report.lossy)} tensors are rounded: {some(report.lossy)}")
