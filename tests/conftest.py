@@ -10,17 +10,6 @@ from glmv.verify.judge import judge as judge_by_law
 from spec.numerics import Policy
 
 
-def pytest_addoption(parser):
-    parser.addoption(
-        "--device", default="cpu", choices=["cpu", "cuda"], help="where tests with the `device` fixture run"
-    )
-
-
-@pytest.fixture(scope="session")
-def device(request) -> torch.device:
-    return torch.device(request.config.getoption("--device"))
-
-
 @pytest.fixture(scope="session")
 def judge() -> Callable[[Mapping[str, Tensor], Callable[[Policy], Mapping[str, Tensor]], torch.dtype], None]:
     """`judge(candidate, law, dtype)`: every tensor of the candidate within budget of the law."""

@@ -76,12 +76,12 @@ def launch(
     Returns:
         What every rank printed and how it ended; it never raises for a rank that failed.
     """
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+    store = rendezvous(timeout_s)
     with tempfile.TemporaryDirectory(prefix="glmv-launch-") as logs:
         ranks: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(nproc):
-                environ = {**os.environ, **(env or {}), **_worker_environment(rank, nproc, store.port)}
+                environ = {**os.environ, **(env or {}), **worker_environment(rank, nproc, store.port)}
                 ranks.append(_start(command, environ, cwd, Path(logs), rank))
             timed_out = _wait(ranks, time.monotonic() + timeout_s, grace_s)
         finally:
@@ -92,7 +92,14 @@ def launch(
     return LaunchResult(tuple(results), timed_out)
 
 
-def _worker_environment(rank: int, nproc: int, port: int) -> dict[str, str]:
+def rendezvous(timeout_s: float) -> dist.TCPStore:
+    """A store for the ranks of one launch, on a port that the system chose; it lives as long as this object."""
+    timeout = timedelta(seconds=timeout_s)
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout)
+
+
+def worker_environment(rank: int, nproc: int, port: int) -> dict[str, str]:
+    """What torchrun would tell a rank of this machine whose store listens on `port`."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

@@ -1,0 +1,134 @@
+"""A rank of a pool: a pytest session that runs single tests on command and sends its reports back."""
+
+from __future__ import annotations
+
+import socket
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _pytest.config import Config
+
+from glmv.verify.testing.channel import Channel, Message
+from glmv.verify.testing.journal import Journal
+from glmv.verify.testing.rank import RANK, Rank
+
+
+def main(request: dict[str, Any], control: socket.socket) -> int:
+    """Be the rank that a pool asked for, until the pool hangs up.
+
+    Args:
+        request: see `Pool._request`.   control: the channel to the pool.
+    Returns:
+        The exit code of the process.
+    """
+    channel = Channel(control)
+    try:
+        if request["emulated"]:
+            _emulate(request["world_size"])
+        config = Config.fromdictargs(request["options"], [request["file"]])
+        config.stash[RANK] = Rank(request["rank"], request["world_size"], request["device"])
+        config.pluginmanager.register(RankSession(channel, Journal(Path(request["journal"]))), "glmv-rank-session")
+        return int(config.hook.pytest_cmdline_main(config=config))
+    except BaseException:
+        channel.send({"kind": "broken", "text": traceback.format_exc()})
+        raise
+
+
+def _emulate(world_size: int) -> None:
+    from glmv.verify.emulated_npu import install
+
+    install(devices=world_size, poison=True)
+
+
+class RankSession:
+    """pytest plugin: the loop over tests asks the pool which one is next."""
+
+    def __init__(self, channel: Channel, journal: Journal) -> None:
+        self.channel, self.journal = channel, journal
+        self.items: dict[str, dict[str, pytest.Item]] = {}
+        self.errors: dict[str, str] = {}
+        self.bad_teardown: str | None = None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Run what the pool asks for until it hangs up."""
+        for item in session.items:
+            self.items.setdefault(item.nodeid.partition("::")[0], {})[item.nodeid] = item
+        self.channel.send({"kind": "ready"})
+        while (command := self.channel.receive()) is not None:
+            self._run(session, command)
+        return True
+
+    def _run(self, session: pytest.Session, command: Message) -> None:
+        items = self._items_of(session, command["nodeid"])
+        self.channel.send({"kind": "collected", "ids": list(items)})
+        item = items.get(command["nodeid"])
+        if item is None:
+            self.channel.send({"kind": "missing", "text": self.errors.get(command["nodeid"].partition("::")[0], "")})
+            return
+        session.config.stash[RANK].shared = Path(command["shared"])
+        following = command["next"]
+        nextitem = self._items_of(session, following).get(following) if following else None
+        # The pool's guess which test comes next may have been wrong: tear down what this one has no part in.
+        session._setupstate.teardown_exact(item)
+        session.config.hook.pytest_runtest_protocol(item=item, nextitem=nextitem)
+        self.journal.write("finished", item.nodeid)
+        self.channel.send({"kind": "done", "collectives": collectives_issued()})
+
+    def _items_of(self, session: pytest.Session, nodeid: str) -> dict[str, pytest.Item]:
+        file = nodeid.partition("::")[0]
+        if file not in self.items:
+            collected = session.perform_collect([str(session.config.rootpath / file)])
+            self.items[file] = {item.nodeid: item for item in collected}
+        return self.items[file]
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Keep why a file could not be collected."""
+        if report.failed:
+            self.errors[report.nodeid.partition("::")[0]] = report.longreprtext
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Hand the report on to the pool."""
+        data = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
+        self.channel.send({"kind": "report", "data": data})
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Remember the config for the hooks that get none."""
+        self.config = config
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Note where this rank is."""
+        self.journal.write("setup", item.nodeid)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> None:
+        """Note where this rank is."""
+        self.journal.write("call", item.nodeid)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> None:
+        """Note where this rank is."""
+        self.journal.write("teardown", item.nodeid)
+
+    @pytest.hookimpl(optionalhook=True, tryfirst=True)
+    def pytest_timeout_set_timer(self) -> bool:
+        """The pool keeps the time, for all ranks at once."""
+        return True
+
+    @pytest.hookimpl(optionalhook=True, tryfirst=True)
+    def pytest_timeout_cancel_timer(self) -> bool:
+        """See `pytest_timeout_set_timer`."""
+        return True
+
+
+def collectives_issued() -> int:
+    """How many collectives this rank has issued on the process group of all ranks; 0 without one."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return 0
+    return int(dist.group.WORLD._get_sequence_number_for_group())  # type: ignore[union-attr]

@@ -1,0 +1,54 @@
+"""What a test on several ranks may ask for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from glmv.verify.testing.rank import RANK
+
+if TYPE_CHECKING:
+    import torch
+
+    from glmv.parallel.process import Process
+
+
+@pytest.fixture(scope="session")
+def process(request: pytest.FixtureRequest) -> Iterator[Process]:
+    """This rank, within the process group of all ranks. Needs the marker `world_size` or `npu`."""
+    from glmv.parallel.process import process_group
+
+    rank = request.config.stash.get(RANK, None)
+    if rank is None:
+        pytest.fail("the fixture `process` is for tests with the marker world_size(n) or npu", pytrace=False)
+    # Every group has names of its own in the store, so that it does not find an earlier one's addresses there.
+    rank.generation += 1
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(rank.generation)
+    with process_group(rank.device) as joined:
+        yield joined
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Where the test computes: this rank's device, or in a test without ranks what `--device` says."""
+    import torch
+
+    rank = request.config.stash.get(RANK, None)
+    if rank is None:
+        return torch.device(request.config.getoption("--device"))
+    if rank.device == "cpu":
+        return torch.device("cpu")
+    return torch.device(rank.device, int(os.environ.get("LOCAL_RANK", "0")))
+
+
+@pytest.fixture
+def shared_dir(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """An empty directory that all ranks of the test share."""
+    rank = request.config.stash.get(RANK, None)
+    if rank is None or rank.shared is None:
+        return tmp_path
+    return rank.shared

@@ -1,0 +1,59 @@
+"""Which NPU the tests with the marker `npu` get."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+# In a process of its own: this one never loads the NPU's package, so that it can fork and its CPU tests stay as they are.
+PROBE = """
+import sys, torch
+from glmv.npu_package import why_not
+why_not() and sys.exit(why_not())
+print(torch.npu.device_count(), torch.npu.get_device_name(0))
+"""
+PROBE_S = 120
+
+
+@dataclass(frozen=True)
+class Npu:
+    """`name` of a real device, or None for the emulated one; `why` there is no real one."""
+
+    name: str | None
+    why: str = ""
+
+    @property
+    def emulated(self) -> bool:
+        """True if no test of this session sees real hardware."""
+        return self.name is None
+
+    def __str__(self) -> str:
+        return "npu: EMULATED (contract operators on host memory)" if self.emulated else f"npu: {self.name}"
+
+
+def choose_npu(asked: str) -> Npu:
+    """What `--npu` stands for on this machine.
+
+    Args:
+        asked: "auto", "real" or "emulated".
+    Raises:
+        pytest.UsageError: a real NPU was asked for, and there is none.
+    """
+    if asked == "emulated":
+        return Npu(None, "asked for")
+    npu = _real_npu()
+    if asked == "real" and npu.emulated:
+        raise pytest.UsageError(f"--npu real: {npu.why}. Use --npu emulated, or a machine with an Ascend NPU.")
+    return npu
+
+
+def _real_npu() -> Npu:
+    ended = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=PROBE_S, check=False)
+    if ended.returncode != 0:
+        last = ended.stderr.strip().splitlines()[-1:] or ["no message"]
+        return Npu(None, last[0])
+    count, _, name = ended.stdout.strip().splitlines()[-1].partition(" ")
+    return Npu(f"{count} x {name}")

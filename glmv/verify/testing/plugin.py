@@ -1,0 +1,134 @@
+"""pytest plugin: tests on several ranks and tests on an NPU, from a plain `pytest`.
+
+A test with the marker `world_size(n)` runs on n ranks at once, each of which executes the test; one with the marker
+`npu` runs on an NPU, or where there is none on the emulated device. Neither runs in this process but in a pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from glmv.verify.testing.fixtures import device, process, shared_dir  # noqa: F401 (fixtures of this plugin)
+from glmv.verify.testing.npu import Npu, choose_npu
+from glmv.verify.testing.pool import Kind
+from glmv.verify.testing.pools import KIND, TIMEOUT, Pools
+from glmv.verify.testing.rank import RANK
+
+MARKERS = (
+    "npu: runs on a real NPU, or where there is none on the emulated device",
+    "world_size(n): runs on n ranks at once; each of them executes the test",
+)
+POOLS = pytest.StashKey[Pools]()
+NPU = pytest.StashKey[Npu]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Where tests run."""
+    group = parser.getgroup("glmv", "devices and ranks")
+    group.addoption(
+        "--device", default="cpu", choices=["cpu", "cuda", "npu"],
+        help="where tests with the `device` fixture run; those with the marker npu have their own",
+    )  # fmt: skip
+    group.addoption(
+        "--npu", default="auto", choices=["auto", "real", "emulated"],
+        help="what tests with the marker npu run on; auto: a real NPU if there is one, else the emulated device",
+    )  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the markers known, and start nothing yet."""
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
+    if RANK not in config.stash:
+        config.stash[POOLS] = Pools(config)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Say for every item on how many ranks of which kind it runs."""
+    config = session.config
+    if POOLS not in config.stash:
+        return
+    if any(item.get_closest_marker("npu") for item in session.items):
+        config.stash[NPU] = choose_npu(config.getoption("--npu"))
+    for item in session.items:
+        if (kind := kind_of(item)) is not None:
+            item.stash[KIND] = kind
+    config.stash[POOLS].plan(session.items)
+
+
+def kind_of(item: pytest.Item) -> Kind | None:
+    """What the markers of an item ask for; None if it runs in this process.
+
+    Raises:
+        pytest.UsageError: the marker `world_size` has not exactly one positive number.
+    """
+    marker, npu = item.get_closest_marker("world_size"), item.get_closest_marker("npu")
+    if marker is None and npu is None:
+        return None
+    arguments = (1,) if marker is None else marker.args
+    if len(arguments) != 1 or not isinstance(arguments[0], int) or arguments[0] < 1:
+        raise pytest.UsageError(f"{item.nodeid}: the marker is world_size(n) with a number of ranks, not {marker}")
+    if npu is None:
+        return Kind(arguments[0], item.config.getoption("--device"), emulated=False)
+    return Kind(arguments[0], "npu", item.config.stash[NPU].emulated)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Run an item on ranks in its pool; any other goes its usual way."""
+    if KIND not in item.stash:
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    reports = item.config.stash[POOLS].run(item)
+    _tear_down_here(item, nextitem, reports)
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+
+
+def _tear_down_here(item: pytest.Item, nextitem: pytest.Item | None, reports: list[pytest.TestReport]) -> None:
+    """End fixtures of this process that earlier items kept because this one is in the same module."""
+    call = pytest.CallInfo.from_call(lambda: item.session._setupstate.teardown_exact(nextitem), "teardown")
+    if call.excinfo is not None:
+        reports[-1] = pytest.TestReport.from_item_and_call(item, call)
+
+
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: object) -> bool | None:
+    """Of an item on ranks the pool keeps the time: it can say where each rank stands."""
+    if KIND not in item.stash:
+        return None
+    item.stash[TIMEOUT] = getattr(settings, "timeout", None) or None
+    return True
+
+
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_timeout_cancel_timer(item: pytest.Item) -> bool | None:
+    """See `pytest_timeout_set_timer`."""
+    return True if KIND in item.stash else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    """End every process that this session started."""
+    try:
+        return (yield)
+    finally:
+        if POOLS in session.config.stash:
+            session.config.stash[POOLS].close()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say what the NPU of this session was."""
+    if NPU in config.stash:
+        terminalreporter.section("npu")
+        terminalreporter.line(str(config.stash[NPU]))
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> str | None:
+    """Say what the NPU of this session is, if any test asks for one."""
+    return str(config.stash[NPU]) if NPU in config.stash else None

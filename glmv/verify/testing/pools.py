@@ -1,0 +1,68 @@
+"""The pools of one session: one for each number and kind of ranks, started when first needed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from glmv.verify.testing.pool import Kind, Pool
+from glmv.verify.testing.template import ADDRESS, Template
+
+KIND = pytest.StashKey[Kind]()
+# As pytest-timeout works it out from marker, option and ini file.
+TIMEOUT = pytest.StashKey[float | None]()
+
+
+class Pools:
+    """Runs each item that has a `KIND` in the pool of that kind."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self._template: Template | None = None
+        self._pools: dict[Kind, Pool] = {}
+        self._following: dict[str, str | None] = {}
+
+    def plan(self, items: Sequence[pytest.Item]) -> None:
+        """Note which item follows which in its pool."""
+        last: dict[Kind, str] = {}
+        for item in items:
+            if (kind := item.stash.get(KIND, None)) is not None:
+                if kind in last:
+                    self._following[last[kind]] = item.nodeid
+                last[kind] = item.nodeid
+                self._following[item.nodeid] = None
+
+    def run(self, item: pytest.Item) -> list[pytest.TestReport]:
+        """The item's reports, one a phase."""
+        kind, following = item.stash[KIND], self._following.get(item.nodeid)
+        pool = self._pools.get(kind) or self._start(kind, item)
+        reports = pool.run(item, following, item.stash.get(TIMEOUT, None))
+        if pool.broken or following is None:
+            self._pools.pop(kind).close()
+        return reports
+
+    def _start(self, kind: Kind, item: pytest.Item) -> Pool:
+        directory = self._directory(f"ranks-{kind}")
+        pool = Pool(kind, self.config, self._address(), directory, item.nodeid.partition("::")[0])
+        self._pools[kind] = pool
+        return pool
+
+    def _directory(self, name: str) -> Path:
+        return self.config._tmp_path_factory.mktemp(name)  # type: ignore[attr-defined]
+
+    def _address(self) -> str:
+        if ADDRESS in os.environ:
+            return os.environ[ADDRESS]
+        self._template = self._template or Template()
+        return self._template.address
+
+    def close(self) -> None:
+        """End all ranks, and the template if it is this session's own."""
+        for pool in self._pools.values():
+            pool.close()
+        self._pools.clear()
+        if self._template is not None:
+            self._template.stop()

@@ -1,0 +1,113 @@
+"""Where a rank is, read from outside: its Python stacks, and whether it does anything at all."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
+WAITS = "torch/distributed/"
+DUMP_S = 1.0
+
+
+def dump(pids: Sequence[int], files: Sequence[Path]) -> list[str]:
+    """The Python stacks of running ranks, which have faulthandler on SIGUSR1; "" of one that could not say."""
+    before = [file.stat().st_size if file.exists() else 0 for file in files]
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGUSR1)
+        except ProcessLookupError:
+            continue
+    deadline = time.monotonic() + DUMP_S
+    texts = _read(files, before)
+    while time.monotonic() < deadline and not all("most recent call first" in text for text in texts):
+        time.sleep(0.02)
+        texts = _read(files, before)
+    time.sleep(0.02)  # for what is still being written
+    return _read(files, before)
+
+
+def _read(files: Sequence[Path], before: Sequence[int]) -> list[str]:
+    texts = []
+    for file, start in zip(files, before, strict=True):
+        with open(file, "rb") as stacks:
+            stacks.seek(start)
+            texts.append(stacks.read().decode(errors="replace"))
+    return texts
+
+
+def main_thread(stack: str) -> list[re.Match[str]]:
+    """Frames of the thread that runs tests, innermost first."""
+    for thread in re.split(r"\n(?=Thread |Current thread )", stack):
+        frames = list(FRAME.finditer(thread))
+        if any(frame["function"] == "pytest_runtestloop" for frame in frames):
+            return frames
+    return []
+
+
+def waits_in(stack: str) -> str:
+    """The collective that a rank waits in, as "all_reduce, called in test_x.py:12"; "" if in none."""
+    frames = main_thread(stack)
+    inside = []
+    for frame in frames:
+        if WAITS not in frame["file"]:
+            break
+        inside.append(frame)
+    if not inside:
+        return ""
+    names = [frame["function"] for frame in inside if frame["function"] != "wrapper"]
+    place = frames[len(inside)] if len(inside) < len(frames) else None
+    called = f", called in {Path(place['file']).name}:{place['line']} ({place['function']})" if place else ""
+    return f"{names[-1] if names else 'a collective'}{called}"
+
+
+def stands_in(stack: str) -> str:
+    """The innermost place of the thread that runs tests."""
+    frames = main_thread(stack)
+    return f"{frames[0]['function']} ({frames[0]['file']}:{frames[0]['line']})" if frames else "an unknown place"
+
+
+def processor_ticks(pid: int) -> tuple[int, bool]:
+    """Processor time that a process and its threads have used, and whether one of them wants to run right now."""
+    total, runnable = 0, False
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except FileNotFoundError:
+        return 0, False
+    for thread in threads:
+        try:
+            fields = Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        runnable = runnable or fields[0] in "RD"
+        total += int(fields[11]) + int(fields[12])
+    return total, runnable
+
+
+class Stalemate:
+    """Sees that ranks wait for each other in collectives that will never come to an end.
+
+    The sign: for some seconds no rank has used the processor or wanted to, and the stacks of all stand in collectives.
+    Ranks that wait for one which computes, sleeps or waits for a child process are none.
+    """
+
+    def __init__(self, idle_s: float) -> None:
+        self.idle_s = idle_s
+        self._ticks: list[int] = []
+        self._since = time.monotonic()
+
+    def idle(self, pids: Sequence[int]) -> bool:
+        """Whether none of these processes has done anything for `idle_s` seconds. Ask a few times a second."""
+        seen = [processor_ticks(pid) for pid in pids]
+        ticks = [used for used, _ in seen]
+        if ticks != self._ticks or any(runnable for _, runnable in seen):
+            self._ticks, self._since = ticks, time.monotonic()
+        return bool(pids) and time.monotonic() - self._since >= self.idle_s
+
+    def restart(self) -> None:
+        """Begin to count anew."""
+        self._since = time.monotonic()
