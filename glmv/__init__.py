@@ -8,3 +8,7 @@ if "GLMV_FAULT" in os.environ:
     from glmv.verify.faults.hook import install_or_refuse
 
     install_or_refuse()
+
+from glmv.npu_package import guard  # noqa: E402 (behind the faults, which may be about it)
+
+guard()

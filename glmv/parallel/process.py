@@ -4,7 +4,7 @@ Ranks come from torchrun's environment, or the process stands alone with world s
 """
 
 import contextlib
-import importlib.util
+import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -16,11 +16,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from glmv import npu_package
 from glmv.errors import GlmvError
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 LAUNCH_KEYS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 DEFAULT_TIMEOUT = timedelta(minutes=10)
+
+logger = logging.getLogger("glmv.parallel")
 
 
 class LaunchError(GlmvError):
@@ -128,11 +131,15 @@ def choose_device(requested: str, local_rank: int) -> torch.device:
     """
     if requested not in ("auto", *BACKENDS):
         raise LaunchError(f'device "{requested}" is unknown. Choose auto, {", ".join(BACKENDS)}.')
-    counts = {"npu": _npu_count() if requested in ("auto", "npu") else 0, "cuda": torch.cuda.device_count(), "cpu": 1}
+    no_npu = npu_package.why_not() if requested in ("auto", "npu") else "not asked for"
+    npus = 0 if no_npu else torch.get_device_module("npu").device_count()
+    counts = {"npu": npus, "cuda": torch.cuda.device_count(), "cpu": 1}
     kind = next(kind for kind, count in counts.items() if count) if requested == "auto" else requested
+    if requested == "auto" and no_npu not in (None, npu_package.NOT_INSTALLED) and local_rank == 0:
+        logger.warning("%s. Going on with %s.", no_npu, kind)
     if not counts[kind]:
-        hint = " Install torch_npu and source CANN's set_env.sh." if kind == "npu" else ""
-        raise LaunchError(f"device {kind} was asked for, but this machine shows none.{hint}")
+        why = no_npu if kind == "npu" and no_npu else "this machine shows none"
+        raise LaunchError(f"device {kind} was asked for, but {why}. `glmv doctor` tells more.")
     if kind == "cpu":
         return torch.device("cpu")
     if local_rank >= counts[kind]:
@@ -141,14 +148,6 @@ def choose_device(requested: str, local_rank: int) -> torch.device:
             f"Use --nproc-per-node {counts[kind]} or fewer."
         )
     return torch.device(kind, local_rank)
-
-
-def _npu_count() -> int:
-    if not hasattr(torch, "npu"):
-        if importlib.util.find_spec("torch_npu") is None:
-            return 0
-        importlib.import_module("torch_npu")
-    return int(torch.get_device_module("npu").device_count())
 
 
 def _initialise(process: Process, timeout: timedelta) -> None:
