@@ -9,6 +9,6 @@ if "GLMV_FAULT" in os.environ:
 
     install_or_refuse()
 
-from glmv.npu_package import guard  # noqa: E402 (behind the faults, which may be about it)
+from glmv.npu_package import guard
 
 guard()
