@@ -1,9 +1,14 @@
 """Attention of the text decoder (causal, grouped-query, padded or packed) and of the vision tower (full in segments).
 
 Neither ever sees position ids, so nothing can mistake them for packing: packed documents are told by their lengths.
+
+    "eager"   the textbook
+    "sdpa"    PyTorch's kernels
+    "flash"   the device's own fused kernel; on the CPU and on CUDA, PyTorch chooses it: the same as "sdpa"
 """
 # Shapes: B batch, N heads, S sequence, D head dim.
 
+import logging
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -12,11 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glmv.ops.precision import at_least_fp32
-from glmv.ops.registry import Operator
+from glmv.ops.registry import Operator, say_once
 
-IMPLEMENTATIONS = ("eager", "sdpa")
+IMPLEMENTATIONS = ("eager", "sdpa", "flash")
 
 attention: Operator[..., Tensor] = Operator("attention")
+segment_attention: Operator[..., Tensor] = Operator("segment_attention")
 
 
 def causal_mask(key_mask_BS: Tensor) -> Tensor:
@@ -72,7 +78,7 @@ def eager_attention(
     return output_BNSD.masked_fill(blind_B1S1, 0)
 
 
-@attention.register("sdpa", when=lambda *tensors, implementation, causal: implementation == "sdpa")
+@attention.register("sdpa", when=lambda *tensors, implementation, causal: implementation in ("sdpa", "flash"))
 def sdpa_attention(
     query_BNSD: Tensor,
     key_BNSD: Tensor,
@@ -84,6 +90,10 @@ def sdpa_attention(
 ) -> Tensor:
     """PyTorch's fused kernels."""
     heads = query_BNSD.shape[1]
+    if implementation == "flash":
+        say_once(f"attn_implementation: PyTorch's SDPA runs on {query_BNSD.device.type}", logging.INFO)
+    if query_BNSD.device.type == "npu":  # where nothing promises that SDPA takes shared heads
+        key_BNSD, value_BNSD = repeat_heads(key_BNSD, heads), repeat_heads(value_BNSD, heads)
     if mask_B1SS is None:
         shared = key_BNSD.shape[1] != heads
         return F.scaled_dot_product_attention(query_BNSD, key_BNSD, value_BNSD, is_causal=causal, enable_gqa=shared)
@@ -109,7 +119,8 @@ def text_attention(
     return F.pad(output_NSD, (0, 0, 0, length - end))[None]
 
 
-def segment_attention(
+@segment_attention.register("by_runs", when=lambda *args, **options: True)
+def attention_by_runs(
     query_NSD: Tensor,
     key_NSD: Tensor,
     value_NSD: Tensor,

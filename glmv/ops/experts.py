@@ -136,6 +136,8 @@ def can_group(rows_RH: Tensor, counts_E: Tensor, gate_up_EHF: Tensor, down_EIH: 
     if not kernels.grouped:
         return False
     why = why_unsupported(gate_up_EHF) or why_unsupported(down_EIH)
+    if rows_RH.device.type == "npu":
+        why = why or "PyTorch's grouped kernel does not exist on an NPU, and its own was turned off or refused"
     if why:
         say_once(f"use_grouped_expert_matmul: {why}; the experts run looped (same result, slower)")
     return why is None

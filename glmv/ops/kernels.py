@@ -9,8 +9,9 @@ class Kernels:
 
     Attributes:
         grouped: `model.use_grouped_expert_matmul`: one kernel for all experts instead of a loop.
-        attention: `model.attn_implementation`.
-        fused: `parallel.ep_plan.use_npu_fused_ops`: the NPU's own kernels, on an NPU.
+        attention: `model.attn_implementation`, one of `glmv.ops.attention.IMPLEMENTATIONS`.
+        fused: `parallel.ep_plan.use_npu_fused_ops`: on an NPU its own kernels for permutation, grouped matmul, SwiGLU,
+            rotary embedding and RMSNorm. Attention has its own switch.
     """
 
     grouped: bool = True

@@ -9,8 +9,12 @@ from glmv.ops.precision import at_least_fp32
 
 
 def count_tokens(top_k_index_TK: Tensor, num_experts: int) -> Tensor:
-    """Rows of each expert [E] int64. (`histc` has no integer kernel on the CPU and counts in float.)"""
-    return torch.bincount(top_k_index_TK.flatten(), minlength=num_experts)
+    """Rows of each expert [E] int64, without asking an accelerator for a value.
+
+    (`bincount` asks twice, for the smallest and the largest; `histc` has no integer kernel on the CPU.)
+    """
+    index_R = top_k_index_TK.flatten()
+    return index_R.new_zeros(num_experts, dtype=torch.int64).scatter_add_(0, index_R, torch.ones_like(index_R))
 
 
 def expert_order(top_k_index_TK: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,9 +12,9 @@ logger = logging.getLogger("glmv.ops")
 
 
 @functools.cache
-def say_once(message: str) -> None:
-    """Log `message` as a warning the first time it is given in this process, and never again."""
-    logger.warning(message)
+def say_once(message: str, level: int = logging.WARNING) -> None:
+    """Log `message` the first time it is given in this process, and never again."""
+    logger.log(level, message)
 
 
 class Operator(Generic[Arguments, Result]):
