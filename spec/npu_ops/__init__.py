@@ -4,10 +4,15 @@ Every operator is written from its documentation and its kernel's source: what i
 rounding, and its gradient. In float64 the same code is the truth that a real NPU is held against.
 """
 
+from spec.npu_ops.alltoall import ALLTOALLV_GMM, GMM_ALLTOALLV
+from spec.npu_ops.attention import ATTENTION
+from spec.npu_ops.attention_grad import ATTENTION_GRAD
 from spec.npu_ops.contract import Contract
+from spec.npu_ops.gating import GATING, GATING_BACKWARD
 from spec.npu_ops.grouped_matmul import GROUPED_MATMUL
 from spec.npu_ops.permute import PERMUTE, PERMUTE_GRAD
 from spec.npu_ops.refuse import Refused
+from spec.npu_ops.ring import RING_ATTENTION_UPDATE
 from spec.npu_ops.rms_norm import RMS_NORM, RMS_NORM_BACKWARD
 from spec.npu_ops.rotary import ROTARY_MUL, ROTARY_MUL_BACKWARD
 from spec.npu_ops.swiglu import SWIGLU, SWIGLU_BACKWARD
@@ -27,6 +32,13 @@ OPERATORS: dict[str, Contract] = {
         ROTARY_MUL_BACKWARD,
         RMS_NORM,
         RMS_NORM_BACKWARD,
+        ATTENTION,
+        ATTENTION_GRAD,
+        RING_ATTENTION_UPDATE,
+        GATING,
+        GATING_BACKWARD,
+        ALLTOALLV_GMM,
+        GMM_ALLTOALLV,
     ]
 }
 

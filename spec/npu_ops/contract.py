@@ -14,7 +14,7 @@ from torch import Tensor
 
 # The arguments of one call, by the names of the operator's signature, defaults filled in.
 Call = SimpleNamespace
-Gradients = Callable[[Sequence[Tensor | None], Call, Any], dict[str, Tensor]]
+Gradients = Callable[[Sequence[Any], Call, Any], dict[str, Tensor]]
 Backward = Callable[[Sequence[Tensor | None], Sequence[Any], Mapping[str, Any], Any], tuple[Tensor | None, ...]]
 
 

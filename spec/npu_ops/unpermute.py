@@ -67,7 +67,7 @@ def unpermute_gradients(grads: Sequence[Tensor], call: Call, outputs: Tensor) ->
     grad_rows, grad_probs = unpermute_grad(
         grads[0], call.sorted_indices, rows.size(0), rows.dtype, call.probs, permuted_tokens=rows
     )
-    return {"permuted_tokens": grad_rows} | ({} if call.probs is None else {"probs": grad_probs})
+    return {"permuted_tokens": grad_rows} | ({} if grad_probs is None else {"probs": grad_probs})
 
 
 def unpermute_grad(
@@ -79,8 +79,8 @@ def unpermute_grad(
     padded_mode: bool = False,
     restore_shape: list[int] | None = None,
     permuted_tokens: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Gradients of `permuted_tokens` [R, H] and of `probs` [T, K] (an empty tensor without `probs`).
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of `permuted_tokens` [R, H] and of `probs` [T, K] (None without `probs`).
 
     A row's gradient is grad * prob, a weight's the float32 dot product over H; both are rounded once. Rows that no slot
     points to get zero, and so do weights of dropped slots.
@@ -88,11 +88,11 @@ def unpermute_grad(
     dtype = wide(grad_unpermuted_tokens, probs)
     grad_TH = grad_unpermuted_tokens.to(dtype)
     grad_RH = torch.zeros(permuted_tokens_size_0, grad_TH.size(1), dtype=permuted_tokens_dtype)
-    grad_TK = grad_TH.new_zeros(0, dtype=permuted_tokens_dtype) if probs is None else torch.zeros_like(probs)
+    grad_TK = None if probs is None else torch.zeros_like(probs)
     for k, place_T in enumerate(places(sorted_indices, probs).long().unbind(1)):
         read_T = place_T < permuted_tokens_size_0
         place, part = place_T[read_T], grad_TH[read_T]
-        if probs is not None and permuted_tokens is not None:
+        if probs is not None and grad_TK is not None and permuted_tokens is not None:
             grad_TK[read_T, k] = (permuted_tokens[place].to(dtype) * part).sum(-1).to(probs.dtype)
             part = part * probs[read_T, k, None].to(dtype)
         grad_RH[place] = part.to(permuted_tokens_dtype)
