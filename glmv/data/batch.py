@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from glmv.data.errors import DataError
 from glmv.data.sample import IGNORED, Sample
+from glmv.model.inputs import OnHost
 from glmv.ops.documents import document_ids
 from glmv.ops.loss import unpredictable_ignored
 
@@ -47,23 +48,29 @@ class Batch:
         return document_ids(self.attention_mask, self.cu_seqlens)
 
     def to(self, device: torch.device) -> "Batch":
-        """The same batch on a device; what is page-locked travels while the host goes on."""
+        """Token ids, labels and pixels on a device; what is page-locked travels while the host goes on.
 
-        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        All else tells the host how to lay out the pass, and stays.
+        """
+        names = "input_ids", "labels", "pixel_values", "pixel_values_videos"
+        tensors = {name: value for name in names if (value := getattr(self, name)) is not None}
         moved: dict[str, Any] = {name: value.to(device, non_blocking=True) for name, value in tensors.items()}
         return replace(self, **moved)
 
-    def model_inputs(self) -> dict[str, Tensor | None]:
+    def model_inputs(self) -> dict[str, Tensor | OnHost | None]:
         """What the model's forward takes, by its names."""
-        return {
-            "input_ids_BS": self.input_ids,
+        host = {
             "attention_mask_BS": self.attention_mask,
             "mm_token_type_ids_BS": self.mm_token_type_ids,
-            "pixel_values_NP": self.pixel_values,
             "image_grid_thw": self.image_grid_thw,
-            "pixel_values_videos_NP": self.pixel_values_videos,
             "video_grid_thw": self.video_grid_thw,
             "cu_seqlens": self.cu_seqlens,
+        }
+        return {
+            "input_ids_BS": self.input_ids,
+            "pixel_values_NP": self.pixel_values,
+            "pixel_values_videos_NP": self.pixel_values_videos,
+            **{name: None if value is None else OnHost(value) for name, value in host.items()},
         }
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from glmv.model.config import ConfigError, ModelConfig
-from glmv.model.inputs import Media, check_documents, check_media, gather_media
+from glmv.model.inputs import Media, OnHost, check_documents, check_media, gather_media, on_host
 from glmv.model.layers import Linear
 from glmv.model.positions import IMAGE, TEXT, mrope_positions
 from glmv.model.rotary import reset_rotaries
@@ -33,20 +33,22 @@ class Glm4vMoeModel(nn.Module):
         media: dict[int, Media],
         cu_seqlens: Tensor | None,
     ) -> Tensor:
-        """Hidden states [B, S, H]; `media` by token type, the others as in `Glm4vMoeForConditionalGeneration`."""
-        merge = self.config.vision.spatial_merge_size
-        lengths = None if cu_seqlens is None else check_documents(cu_seqlens, input_ids_BS, attention_mask_BS)
-        mask_BS = torch.ones_like(input_ids_BS) if attention_mask_BS is None else attention_mask_BS
+        """Hidden states [B, S, H]; `media` by token type, the others as in `Glm4vMoeForConditionalGeneration`.
+
+        Mask, token types, grids and borders are on the host: nothing here waits for the device.
+        """
+        merge, shape, device = self.config.vision.spatial_merge_size, input_ids_BS.shape, input_ids_BS.device
+        lengths = None if cu_seqlens is None else check_documents(cu_seqlens, shape, attention_mask_BS)
+        mask_BS = torch.ones(shape, dtype=torch.int64) if attention_mask_BS is None else attention_mask_BS
         document_BS = document_ids(mask_BS, cu_seqlens)
-        types_BS = torch.zeros_like(input_ids_BS) if mm_token_type_ids_BS is None else mm_token_type_ids_BS
+        types_BS = torch.zeros_like(mask_BS) if mm_token_type_ids_BS is None else mm_token_type_ids_BS
         types_BS = types_BS.masked_fill(document_BS < 0, TEXT)  # whatever padding says it is
         check_media(types_BS, media, merge)
         grids = {kind: own.grid_thw for kind, own in media.items()}
         positions_3BS = mrope_positions(types_BS, grids, merge, document_BS)
-        features = self.features(media, input_ids_BS.device)
-        return self.language_model(
-            input_ids_BS, features, types_BS, positions_3BS, visible_tokens(attention_mask_BS, lengths)
-        )
+        features = self.features(media, device)
+        visible = visible_tokens(attention_mask_BS, lengths, device)
+        return self.language_model(input_ids_BS, features, types_BS.to(device), positions_3BS.to(device), visible)
 
     def features(self, media: dict[int, Media], device: torch.device) -> dict[int, Tensor]:
         """Features [M, H] by token type. Without any media, those of one black 2x2 image, which no token takes.
@@ -91,15 +93,17 @@ class Glm4vMoeForConditionalGeneration(nn.Module):
         self,
         input_ids_BS: Tensor,
         *,
-        attention_mask_BS: Tensor | None = None,
-        mm_token_type_ids_BS: Tensor | None = None,
+        attention_mask_BS: Tensor | OnHost | None = None,
+        mm_token_type_ids_BS: Tensor | OnHost | None = None,
         pixel_values_NP: Tensor | None = None,
-        image_grid_thw: Tensor | None = None,
+        image_grid_thw: Tensor | OnHost | None = None,
         pixel_values_videos_NP: Tensor | None = None,
-        video_grid_thw: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
+        video_grid_thw: Tensor | OnHost | None = None,
+        cu_seqlens: Tensor | OnHost | None = None,
     ) -> Tensor:
         """Logits [B, S, V] in the compute dtype.
+
+        What may be `OnHost` should be, where the model is on an accelerator: else the host waits for it.
 
         Args:
             input_ids_BS: int64.
@@ -114,8 +118,10 @@ class Glm4vMoeForConditionalGeneration(nn.Module):
         Raises:
             InputError: token types, pixels, grids and documents do not fit together.
         """
+        image_grid_thw, video_grid_thw = on_host(image_grid_thw), on_host(video_grid_thw)
         media = gather_media(pixel_values_NP, image_grid_thw, pixel_values_videos_NP, video_grid_thw)
-        hidden_BSH = self.model(input_ids_BS, attention_mask_BS, mm_token_type_ids_BS, media, cu_seqlens)
+        mask_BS, types_BS, borders = map(on_host, (attention_mask_BS, mm_token_type_ids_BS, cu_seqlens))
+        hidden_BSH = self.model(input_ids_BS, mask_BS, types_BS, media, borders)
         return self.lm_head(hidden_BSH)
 
     def reset_buffers(self, dtype: torch.dtype | None = None) -> None:

@@ -12,8 +12,29 @@ from glmv.model.positions import IMAGE, KINDS, TEXT, VIDEO, InputError
 
 
 @dataclass(frozen=True)
+class OnHost:
+    """A tensor among the model's inputs that stays in the host's memory.
+
+    The host needs token types, masks, grids and borders to lay out the pass, and would have to wait for an accelerator
+    to give them back. FSDP2 sends every bare tensor among the inputs to its device.
+    """
+
+    tensor: Tensor
+
+
+def on_host(given: Tensor | OnHost | None) -> Tensor | None:
+    """The tensor in the host's memory; for a bare one on an accelerator the host waits."""
+    if given is None:
+        return None
+    return given.tensor if isinstance(given, OnHost) else given.cpu()
+
+
+@dataclass(frozen=True)
 class Media:
-    """All images of a batch, or all videos: patches [N, P], and [n, 3] patches along time, height and width."""
+    """All images of a batch, or all videos: patches [N, P], and [n, 3] patches along time, height and width.
+
+    The patches are on the model's device, the grids on the host.
+    """
 
     pixel_values_NP: Tensor
     grid_thw: Tensor
@@ -75,13 +96,13 @@ def _count_patches(media: Media, name: str, merge: int) -> int:
     return patches
 
 
-def check_documents(cu_seqlens: Tensor, input_ids_BS: Tensor, attention_mask_BS: Tensor | None) -> list[int]:
-    """Lengths of the packed documents.
+def check_documents(cu_seqlens: Tensor, shape: torch.Size, attention_mask_BS: Tensor | None) -> list[int]:
+    """Lengths of the packed documents of a batch whose token ids have this shape, [B, S].
 
     Raises:
         InputError: there is more than one row, the borders do not rise from 0 to at most S, or the mask says otherwise.
     """
-    rows, length = input_ids_BS.shape
+    rows, length = shape
     borders = cu_seqlens.tolist()
     if rows != 1:
         raise InputError(f"cu_seqlens is for one row of packed documents, and the batch has {rows}.\nPack them in one.")
@@ -91,7 +112,7 @@ def check_documents(cu_seqlens: Tensor, input_ids_BS: Tensor, attention_mask_BS:
             f"cu_seqlens = {borders} must rise from 0 to at most the {length} tokens of the row.\n"
             "Give the end of every document, an empty one left out."
         )
-    place_S = torch.arange(length, device=input_ids_BS.device)
+    place_S = torch.arange(length)
     if attention_mask_BS is not None and not (attention_mask_BS[0] != 0).equal(place_S < borders[-1]):
         raise InputError(
             f"attention_mask and cu_seqlens disagree: the documents end at {borders[-1]}, so the mask must be 1 up to "

@@ -27,7 +27,7 @@ def picture_sizes(grid_thw: Tensor, merge: int) -> list[tuple[int, int]]:
 
 
 def mrope_positions(types_BS: Tensor, grids: Mapping[int, Tensor], merge: int, document_BS: Tensor) -> Tensor:
-    """Positions [3, B, S] int64 on the device of the token types; 0 at padding.
+    """Positions [3, B, S] int64; 0 at padding. All tensors are on the host.
 
     Args:
         types_BS: 0 for text, 1 for an image's tokens, 2 for a video's.
@@ -39,12 +39,12 @@ def mrope_positions(types_BS: Tensor, grids: Mapping[int, Tensor], merge: int, d
     """
     pictures = {kind: iter(picture_sizes(grid, merge)) for kind, grid in grids.items()}
     positions_3BS = torch.zeros(3, *types_BS.shape, dtype=torch.int64)
-    for row, (types_S, document_S) in enumerate(zip(types_BS.cpu(), document_BS.cpu(), strict=True)):
+    for row, (types_S, document_S) in enumerate(zip(types_BS, document_BS, strict=True)):
         for document in document_S[document_S >= 0].unique().tolist():
             own_S = document_S == document
             where = f"sample {row} of the batch" if document == 0 else f"document {document} of the packed row"
             positions_3BS[:, row, own_S] = document_positions(types_S[own_S], pictures, where)
-    return positions_3BS.to(types_BS.device)
+    return positions_3BS
 
 
 def document_positions(types_L: Tensor, pictures: Mapping[int, Iterator[tuple[int, int]]], where: str) -> Tensor:

@@ -56,9 +56,9 @@ class TextRotary(Rotary):
             position_ids_3BS: int64 (t, h, w) position of every token.
             dtype: the compute dtype.
         """
-        component_f = [k % 3 for k, size in enumerate(self.mrope_section) for _ in range(size)]
-        position_BSf = position_ids_3BS[component_f].permute(1, 2, 0).to(at_least_fp32(dtype))
-        angle_BSf = position_BSf * self.inv_freq
+        # Slices, not an index list, which would first have to travel to the device.
+        sections = [position_ids_3BS[k % 3, ..., None].expand(-1, -1, n) for k, n in enumerate(self.mrope_section)]
+        angle_BSf = torch.cat(sections, dim=-1).to(at_least_fp32(dtype)) * self.inv_freq
         angle_B1SR = torch.cat([angle_BSf, angle_BSf], dim=-1)[:, None]
         return angle_B1SR.cos().to(dtype), angle_B1SR.sin().to(dtype)
 

@@ -1,6 +1,7 @@
 """The text decoder: embeddings (text, image and video features), attention and MLP layers, final norm."""
 # Shapes: B batch, S sequence, H hidden, N heads, D head dim, R rotary dim, M features.
 
+import torch
 from torch import Tensor, nn
 
 from glmv.model.config import TextConfig
@@ -100,10 +101,14 @@ class TextModel(nn.Module):
         return hidden_BSH
 
 
-def visible_tokens(attention_mask_BS: Tensor | None, documents: list[int] | None) -> Visible:
-    """What each token sees. No mask where nothing is padded: plain causal attention is several times faster."""
+def visible_tokens(attention_mask_BS: Tensor | None, documents: list[int] | None, device: torch.device) -> Visible:
+    """What each token sees. No mask where nothing is padded: plain causal attention is several times faster.
+
+    Args:
+        attention_mask_BS, documents: on the host.   device: the model's.
+    """
     if documents is not None:
         return Visible(documents=documents)
     if attention_mask_BS is None or bool((attention_mask_BS != 0).all()):
         return Visible()
-    return Visible(causal_mask(attention_mask_BS != 0))
+    return Visible(causal_mask((attention_mask_BS != 0).to(device)))

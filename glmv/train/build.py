@@ -3,19 +3,25 @@
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from glmv.checkpoint.dcp import read_metadata
 from glmv.checkpoint.paths import ASSETS
 from glmv.checkpoint.training import LoadReport, load_model, resolve_checkpoint
 from glmv.config import Config, ConfigError, torch_dtype
+from glmv.config.features import FeaturesConfig
+from glmv.config.parallel import ParallelConfig
 from glmv.model import Glm4vMoeForConditionalGeneration, ModelConfig
 from glmv.ops.kernels import Kernels
+from glmv.parallel.expert_parallel import apply_expert_parallel
 from glmv.parallel.fsdp import apply_fsdp
+from glmv.parallel.mesh import Meshes, build_meshes
 from glmv.parallel.process import Process, on_all_ranks
 from glmv.train.optimizer import freeze
+from glmv.train.recompute import apply_recompute
 
-# `flash_attention_2` asks for the device's own fused kernel; torch's SDPA chooses it on the CPU and on CUDA.
-ATTENTION = {"flash_attention_2": "sdpa"}
+# `flash_attention_2` asks for the device's own fused kernel.
+ATTENTION = {"flash_attention_2": "flash"}
 
 
 def master_dtype(config: Config) -> torch.dtype:
@@ -67,6 +73,21 @@ def create_model(config: Config, model_config: ModelConfig) -> Glm4vMoeForCondit
     return model
 
 
+def parallelize(model: nn.Module, parallel: ParallelConfig, features: FeaturesConfig, meshes: Meshes) -> list[str]:
+    """Spread a model over ranks, in place: experts first, then recomputation, then FSDP around both.
+
+    Args:
+        model: on any device, meta included; what is frozen is marked already.
+    Returns:
+        Names of the FSDP units, parents first.
+    Raises:
+        PatternError: a pattern matches nothing.   ParallelError: sizes do not fit the model.
+    """
+    experts = apply_expert_parallel(model, parallel, meshes)
+    apply_recompute(model, features)
+    return apply_fsdp(model, parallel, meshes, experts)
+
+
 def build_model(
     config: Config, process: Process, directory: Path, buffers: torch.dtype | None = None
 ) -> tuple[Glm4vMoeForConditionalGeneration, LoadReport]:
@@ -79,10 +100,10 @@ def build_model(
         AgreedError: a pattern matches nothing, config or checkpoint cannot be read, or the checkpoint's tensors are not
             the model's, by name.
     """
-    mesh = process.mesh()
+    meshes = build_meshes(config.parallel, process)
     with on_all_ranks():
         model = create_model(config, read_model_config(config))
-        apply_fsdp(model, config.parallel, mesh)
+        parallelize(model, config.parallel, config.features, meshes)
         # Read here too, so that a rank without the files fails before the others wait for it to load.
         read_metadata(directory)
     model.to_empty(device=process.device)

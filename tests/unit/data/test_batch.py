@@ -4,9 +4,11 @@ import inspect
 
 import pytest
 import torch
+from torch.distributed.utils import _to_kwargs
 
 from glmv.data import DataError, Sample, collate, pack
 from glmv.model.glm4v_moe import Glm4vMoeForConditionalGeneration
+from glmv.model.inputs import OnHost
 
 
 def test_short_samples_are_filled_up_on_the_right(load, talk):
@@ -46,11 +48,17 @@ def test_filling_uses_the_tokenizers_pad_token(load, talk, tokenizer):
     assert load([talk("q", "yes")]).pad_token_id == tokenizer.convert_tokens_to_ids("<|endoftext|>")
 
 
-def test_every_tensor_moves():
-    sample = with_video(4, [[2, 2, 2]], torch.zeros(1))
-    batch = pack([sample], pad_token_id=0).to(torch.device("meta"))
-    assert {value.device.type for value in vars(batch).values() if isinstance(value, torch.Tensor)} == {"meta"}
-    assert None not in batch.model_inputs().values()
+def test_what_the_device_computes_with_moves_and_what_the_host_plans_by_stays():
+    batch = pack([with_video(4, [[2, 2, 2]], torch.zeros(1))], pad_token_id=0).to(torch.device("meta"))
+    moved = {name for name, value in vars(batch).items() if isinstance(value, torch.Tensor) and value.is_meta}
+    assert moved == {"input_ids", "labels", "pixel_values", "pixel_values_videos"}
+
+
+def test_fsdp_leaves_what_the_host_plans_by_where_it_is():
+    given = pack([with_video(4, [[2, 2, 2]], torch.zeros(1))], pad_token_id=0).model_inputs()
+    sent = _to_kwargs((), given, torch.device("meta"), False)[1][0]
+    host = {name for name, value in sent.items() if isinstance(value, OnHost) and value.tensor.device.type == "cpu"}
+    assert host == {"attention_mask_BS", "mm_token_type_ids_BS", "image_grid_thw", "video_grid_thw", "cu_seqlens"}
 
 
 def with_video(length, grid, mark):

@@ -88,7 +88,7 @@ def test_token_types_are_required_with_images(tiny):
 
 
 def test_an_unknown_attention(tiny):
-    with pytest.raises(ConfigError, match=r"attn_implementation = 'flex' is not built\. Choose eager or sdpa"):
+    with pytest.raises(ConfigError, match=r"attn_implementation = 'flex' is not built\. Choose eager or sdpa or flash"):
         Glm4vMoeForConditionalGeneration(tiny.config, Kernels(attention="flex"))
 
 
