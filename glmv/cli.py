@@ -13,6 +13,7 @@ import typer
 from glmv import __version__
 from glmv.checkpoint.cli import convert_app
 from glmv.config.cli import config_reference_command
+from glmv.doctor.cli import doctor_command
 from glmv.errors import GlmvError
 from glmv.tiny.cli import make_tiny_command
 from glmv.train.cli import train_command
@@ -27,6 +28,7 @@ app = typer.Typer(
 app.command("make-tiny")(make_tiny_command)
 app.command("train")(train_command)
 app.command("verify")(verify_command)
+app.command("doctor")(doctor_command)
 app.command("config-reference")(config_reference_command)
 # What follows `faults` belongs to a process of its own, its --help included.
 app.command(

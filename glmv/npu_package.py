@@ -7,18 +7,62 @@ This module imports neither of them.
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import json
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import ModuleType
 
 PACKAGE = "torch_npu"
 NOT_INSTALLED = "torch_npu is not installed: pip install torch_npu, and source CANN's set_env.sh"
 
+AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+autoload_before = os.environ.get(AUTOLOAD)  # what torch sees in programs that do not import glmv first
+
+PROBE_S = 180
+_PROBE = """
+import json
+from glmv.npu_package import why_not
+found = {"reason": why_not(), "count": 0, "name": ""}
+if found["reason"] is None:
+    import torch
+    found["count"] = torch.npu.device_count()
+    found["name"] = torch.npu.get_device_name(0) if found["count"] else ""
+print(json.dumps(found))
+"""
+
 _reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Probe:
+    """NPUs that a process of its own saw, and the name of the first; or the `reason` why torch_npu is of no use."""
+
+    reason: str | None
+    count: int = 0
+    name: str = ""
+
+
+@functools.cache
+def probe() -> Probe:
+    """Ask a process of its own, which a broken installation may take down, and which alone the NPU is loaded in."""
+    if not _is_installed() and sys.modules.get(PACKAGE) is None:
+        return Probe(_reason or NOT_INSTALLED)
+    command = [sys.executable, "-c", _PROBE]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S, check=False)
+    except subprocess.TimeoutExpired:
+        return Probe(f"torch_npu is installed, but asking it for its devices took more than {PROBE_S} s")
+    if done.returncode == 0:
+        return Probe(**json.loads(done.stdout.splitlines()[-1]))
+    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    return Probe(f"torch_npu is installed, but ends its process with exit code {done.returncode}: {last}")
 
 
 def why_not() -> str | None:
@@ -38,7 +82,7 @@ def why_not() -> str | None:
 
 def guard() -> None:
     """Before torch or transformers is imported: neither of them shall fail because torch_npu does."""
-    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    os.environ.setdefault(AUTOLOAD, "0")
     if PACKAGE not in sys.modules and _is_installed():
         sys.meta_path.insert(0, _BeforeTransformers())
 

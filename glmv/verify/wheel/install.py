@@ -23,11 +23,21 @@ def install(version: str = PINNED, cache: Path = CACHE) -> Path:
     Raises:
         WheelUnavailable: with pip's own last words.
     """
-    site = cache.resolve() / f"torch_npu-{version}"
+    site = _site(version, cache)
     if not site.is_dir():
         with made_once(site) as unfinished:
             pip_install(f"torch_npu=={version}", "--target", str(unfinished))
     return site
+
+
+def installed_site(version: str = PINNED, cache: Path = CACHE) -> Path | None:
+    """Where `install` has put the wheel; None before."""
+    site = _site(version, cache)
+    return site if site.is_dir() else None
+
+
+def _site(version: str, cache: Path) -> Path:
+    return cache.resolve() / f"torch_npu-{version}"
 
 
 def pip_install(requirement: str, *options: str, python: str = sys.executable) -> None:

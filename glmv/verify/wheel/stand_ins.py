@@ -25,14 +25,18 @@ class StandInError(GlmvError):
     """The stand-ins cannot be built here."""
 
 
+def missing_tools() -> list[str]:
+    """Programs that `build` needs and that are not on PATH."""
+    return [tool for tool in TOOLS if shutil.which(tool) is None]
+
+
 def build(site: Path) -> list[Path]:
     """Stand-in libraries for the wheel in `site`, in the order to load them; built once, beside the wheel.
 
     Raises:
         StandInError: gcc or binutils is missing, or gcc refuses the source.
     """
-    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
-    if missing:
+    if missing := missing_tools():
         raise StandInError(f"{', '.join(missing)} not found: install gcc and binutils to build the vendor stand-ins.")
     source = RUNTIME.read_bytes() + Path(__file__).read_bytes()
     built = site.with_name(f"{site.name}-vendor-{hashlib.sha256(source).hexdigest()[:12]}")
