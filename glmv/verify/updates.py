@@ -35,7 +35,7 @@ def judge_update(
     """
     wide = {name: g.double() for name, g in gradients.items()}
     norm = grad_norm(wide)
-    eps = torch.finfo(torch.float32).eps
+    eps = torch.finfo(next(iter(gradients.values())).dtype).eps
     yield Finding("gradient norm", "relative", abs(reported_norm - float(norm)) / float(norm), NORM_ULPS * eps)
     clipped = clip(wide, torch.tensor(reported_norm, dtype=torch.float64), hyper.clip_grad)
     past = State(state.step, *({n: t.double() for n, t in m.items()} for m in (state.exp_avg, state.exp_avg_sq)))
@@ -60,5 +60,5 @@ def _elementwise(name: str, figure: str, candidate: Tensor, truth: Tensor, magni
     tiny = torch.finfo(torch.float32).tiny
     error = ((candidate.double() - truth).abs() / (magnitude + tiny)).nan_to_num(nan=torch.inf)
     index = [int(i) for i in torch.unravel_index(error.argmax(), error.shape)]
-    allowed = ULPS * torch.finfo(torch.float32).eps
+    allowed = ULPS * torch.finfo(candidate.dtype).eps
     return Finding(name, figure, float(error.max()), allowed, f"[{', '.join(map(str, index))}]")

@@ -11,7 +11,8 @@ PIXELS = 3 * 2 * 14 * 14
 # A micro-batch is a list of samples, a sample a list of parts: an int is that many text tokens, a pair an image of so
 # many patch rows and columns, a triple a video of so many temporal patches, rows and columns with a text token behind
 # each. All text has labels, but for samples that TARGETS gives a number of them.
-MICRO_BATCHES = {
+Part = int | tuple[int, ...]
+MICRO_BATCHES: dict[str, list[list[Part]]] = {
     "picture": [[3, (4, 6), 6]],
     "pictures": [[2, (2, 4), (6, 2), 5], [4, (4, 4), 2]],
     "text": [[11]],
@@ -52,14 +53,14 @@ def micro_batch(name: str) -> Batch:
         mm_token_type_ids=types_BS,
         pixel_values=_pixels(images, generator),
         image_grid_thw=torch.tensor(images) if images else None,
-        sample_ids=[f"{name}-{row}" for row in range(len(samples))],
+        sample_ids=tuple(f"{name}-{row}" for row in range(len(samples))),
         pixel_values_videos=_pixels(videos, generator),
         video_grid_thw=torch.tensor(videos) if videos else None,
         cu_seqlens=borders,
     )
 
 
-def _types(part: int | tuple[int, ...]) -> list[int]:
+def _types(part: Part) -> list[int]:
     if isinstance(part, int):
         return [0] * part
     tokens = part[-2] * part[-1] // 4

@@ -88,7 +88,7 @@ def axes(ranks: int) -> dict[str, tuple[str, ...]]:
 def every(ranks: int, dtype: str = "fp64") -> Iterator[Case]:
     """All combinations that can be."""
     for choice in itertools.product(*axes(ranks).values()):
-        case = Case(ranks, *choice, dtype=dtype)
+        case = Case(ranks, **dict(zip(AXES, choice, strict=True)), dtype=dtype)
         if not case.fault:
             yield case
 

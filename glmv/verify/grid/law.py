@@ -13,12 +13,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from glmv.verify.grid.batches import law_batch
+from glmv.verify.judge import DRAWS, Noise
 from spec.config import Config
 from spec.model import forward
 from spec.numerics import Policy
+from spec.router import Routing
 from spec.train import Contribution, Objective, contribution
 
 Choices = Mapping[int, Tensor]
+Pin = tuple[tuple[int, tuple[tuple[int, ...], ...]], ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,22 +57,57 @@ class Law:
 
         return law
 
+    def reference(
+        self, names: Sequence[str], choices: Sequence[Choices], loss_type: str, dtype: torch.dtype
+    ) -> tuple[dict[str, Tensor], Noise]:
+        """The truth in float64, and what noise draws in `dtype` did to it; kept for the next layout that asks."""
+        return self._reference(tuple(names), tuple(map(_frozen, choices)), loss_type, dtype)
+
+    @functools.lru_cache(maxsize=32)  # noqa: B019 - a law lives as long as the tests that ask it
+    def _reference(
+        self, names: tuple[str, ...], pins: tuple[Pin, ...], loss_type: str, dtype: torch.dtype
+    ) -> tuple[dict[str, Tensor], Noise]:
+        law = self.of(names, [_thawed(pin) for pin in pins], loss_type)
+        truth, noise = law(Policy(torch.float64)), Noise()
+        for draw in range(DRAWS):
+            noise.add(truth, law(Policy(dtype, draw=draw)))
+        return truth, noise
+
+    def routing(
+        self, name: str, choices: Choices, dtype: torch.dtype
+    ) -> tuple[dict[int, Routing], list[dict[int, Routing]]]:
+        """A micro-batch's routing by layer: the truth, and noise draws of it in `dtype`."""
+        return self._routing(name, _frozen(choices), dtype)
+
+    @functools.lru_cache(maxsize=256)  # noqa: B019
+    def _routing(self, name: str, pin: Pin, dtype: torch.dtype) -> tuple[dict[int, Routing], list[dict[int, Routing]]]:
+        policies = [Policy(torch.float64), *(Policy(dtype, draw=draw) for draw in range(DRAWS))]
+        with torch.no_grad():
+            batch, pinned = law_batch(name), _thawed(pin)
+            truth, *draws = (forward(self.weights, self.config, batch, policy, pinned).routing for policy in policies)
+        return truth, draws
+
+    def real_tokens(self, name: str) -> Tensor:
+        """Which tokens of a micro-batch are no padding, bool [B * S]."""
+        return law_batch(name).attention_mask.flatten() != 0
+
     def outputs(self, name: str, choices: Choices, policy: Policy) -> dict[str, Tensor]:
         """What each module returns on a micro-batch, in the order of the forward pass."""
         record: dict[str, Tensor] = {}
         logits = forward(self.weights, self.config, law_batch(name), policy, choices, record).logits
         return {**record, "lm_head": logits}
 
-    @functools.cache  # noqa: B019 - a law lives as long as the tests that ask it
-    def _part(
-        self, name: str, compute: torch.dtype, draw: int | None, loss_type: str, pin: tuple[tuple[int, object], ...]
-    ) -> Contribution:
+    @functools.lru_cache(maxsize=160)  # noqa: B019
+    def _part(self, name: str, compute: torch.dtype, draw: int | None, loss_type: str, pin: Pin) -> Contribution:
         """One micro-batch's part, but for the divisor that all parts of a step have in common."""
-        pinned = {layer: torch.tensor(index) for layer, index in pin}
         alone = Objective(loss_type, targets=1, micro_batches=1)
         policy = Policy(compute, draw=draw)
-        return contribution(self.weights, law_batch(name), alone, self.config, policy, pinned)
+        return contribution(self.weights, law_batch(name), alone, self.config, policy, _thawed(pin))
 
 
-def _frozen(choices: Choices) -> tuple[tuple[int, object], ...]:
-    return tuple((layer, tuple(map(tuple, index_TK.tolist()))) for layer, index_TK in choices.items())
+def _frozen(choices: Choices) -> Pin:
+    return tuple((layer, tuple(map(tuple, index_TK.tolist()))) for layer, index_TK in sorted(choices.items()))
+
+
+def _thawed(pin: Pin) -> dict[int, Tensor]:
+    return {layer: torch.tensor(index) for layer, index in pin}

@@ -1,0 +1,224 @@
+"""Judge one case, and say which tensor went wrong first and who holds it.
+
+A wrong exchange in the forward pass makes every gradient wrong, and a wrong gradient everything before it. So what is
+wrong is sought in the order of computation: outputs of modules, loss, gradients from the head to the embeddings, norm,
+weights.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from glmv.parallel.process import Process
+from glmv.train.trainer import Trainer
+from glmv.verify.grid import machine
+from glmv.verify.grid.cases import Case
+from glmv.verify.grid.law import Law
+from glmv.verify.judge import DRAWS, Finding, Noise, compare
+from glmv.verify.routing import RoutingNoise, judge_margins, score_noise
+from glmv.verify.trace import Trace, TracedStep
+from glmv.verify.updates import judge_update
+from spec.numerics import Policy
+from spec.optimizer import Hyper
+from spec.partition import holder
+
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
+# Published names in the order in which a backward pass reaches their gradients; the layers' numbers count down.
+BACKWARD = (
+    r"^lm_head\.",
+    r"language_model\.norm\.",
+    r"language_model\.layers\.",
+    r"embed_tokens",
+    r"visual\.merger\.",
+    r"visual\.(downsample|post_layernorm)",
+    r"visual\.blocks\.",
+    r"visual\.",
+)
+IN_LAYER = (
+    r"experts\.\d+\.down|mlp\.down|attn\.proj",
+    r"experts\.\d+\.|mlp\.(gate|up)_proj",
+    r"shared_experts",
+    r"mlp\.gate\.",
+    r"post_attention_layernorm|norm2",
+    r"o_proj|attn\.proj",
+    r"[qkv]_proj|qkv",
+    r"",
+)
+
+
+@dataclass(frozen=True)
+class Miss:
+    """Something over budget; `kind` says what of the tensor, `owner` who holds it."""
+
+    kind: str
+    finding: Finding
+    owner: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.finding}" + (f", {self.owner}" if self.owner else "")
+
+
+def judge_case(case: Case, law: Law, trainer: Trainer, trace: Trace, process: Process) -> list[Miss]:
+    """Collective: everything over budget, what went wrong first in front; the same list on every rank."""
+    found: list[list[Miss]] = [[]]
+    if process.is_main:
+        found = [list(_judge_step(case, law, trace.read(1)))]
+    dist.broadcast_object_list(found)
+    if not found[0]:
+        return []
+    return _wrong_outputs(case, law, trainer, process) + found[0]
+
+
+def _judge_step(case: Case, law: Law, step: TracedStep) -> Iterator[Miss]:
+    """Misses among routing, loss, gradients, norm and new weights, in that order."""
+    dtype, names = DTYPES[case.dtype], machine.names_of(case)
+    choices = _pins(case, step)
+    yield from _wrong_choices(case, law, step, dtype)
+    truth, noise = law.reference(names, choices, case.loss, dtype)
+    trained = {name for name in truth if name == "loss" or not _frozen(name, case)}
+    said = {"loss": torch.tensor(float(step.metrics["loss"]), dtype=torch.float64), **step.gradients}
+    # A gradient that the step left out counts as zero; one of a frozen weight counts as wrong.
+    said |= {name: torch.zeros_like(truth[name]) for name in trained - said.keys()}
+    for name in said.keys() - trained:
+        yield Miss("gradient", Finding(name, "frozen, but has one", 1.0, 0.0), _owner(name, "", case, step))
+    findings = compare(_only(said, trained), _only(truth, trained), noise, dtype)
+    missed = [finding for finding in findings if finding.used > 1]
+    yield from (Miss("loss", finding) for finding in missed if finding.name == "loss")
+    wrong = [finding for finding in missed if finding.name not in ("loss", "all tensors")]
+    for finding in sorted(wrong, key=lambda f: (*_backward_order(f.name), -f.used)):
+        yield Miss("gradient", finding, _owner(finding.name, finding.where, case, step))
+    yield from (Miss("gradients", finding) for finding in missed if finding.name == "all tensors")
+    yield from _wrong_updates(case, step)
+
+
+def _pins(case: Case, step: TracedStep) -> list[Mapping[int, Tensor]]:
+    """In float64 nothing is a near-tie: the law chooses for itself, and its answer serves every layout."""
+    return [{} if case.dtype == "fp64" else micro.experts for micro in step.micro_batches]
+
+
+def _wrong_choices(case: Case, law: Law, step: TracedStep, dtype: torch.dtype) -> Iterator[Miss]:
+    """Experts that the routers preferred wrongly, by more than noise moves scores."""
+    pooled = RoutingNoise()
+    judged = []
+    for micro, name, pin in zip(step.micro_batches, machine.names_of(case), _pins(case, step), strict=True):
+        truth, draws = law.routing(name, pin, dtype)
+        own, real_T = RoutingNoise(), micro.batch.attention_mask.flatten() != 0
+        for draw in draws:
+            noise = score_noise(truth, draw, real_T)
+            own.add(noise)
+            pooled.add(noise)
+        judged.append((micro, truth, own, real_T))
+    for micro, truth, own, real_T in judged:
+        for finding in judge_margins(micro.experts, truth, own, pooled, real_T, dtype):
+            if finding.used > 1:
+                yield Miss("choice", finding, f"on rank {micro.rank}")
+
+
+def _wrong_updates(case: Case, step: TracedStep) -> Iterator[Miss]:
+    """Norm, clipped update, new weights and moments, given the candidate's own gradients."""
+    training = machine.config_of(case, Path(), Path()).training
+    hyper = Hyper(
+        lr=training.lr,
+        beta1=training.adam_beta1,
+        beta2=training.adam_beta2,
+        eps=training.adam_eps,
+        weight_decay=training.weight_decay,
+        clip_grad=training.clip_grad,
+    )
+    norm = float(step.metrics["grad_norm"])
+    if norm <= machine.CLIP:
+        yield Miss("clipping", Finding("gradient norm", "not above clip_grad: nothing would be clipped", 1.0, 0.0))
+    update = judge_update(step.before, step.state_before, step.gradients, norm, step.after, step.state_after, hyper)
+    for finding in update:
+        if finding.used > 1:
+            yield Miss(finding.figure, finding, _owner(finding.name, finding.where, case, step))
+
+
+def _wrong_outputs(case: Case, law: Law, trainer: Trainer, process: Process) -> list[Miss]:
+    """Collective: the first module of each micro-batch whose output is wrong, the earliest in front."""
+    each, dtype = int(case.accumulate), DTYPES[case.dtype]
+    mine = machine.names_of(case)[process.rank * each : (process.rank + 1) * each]
+    wrong: list[tuple[int, Miss]] = []
+    for name in mine:
+        seen = machine.outputs(trainer.model, name, process.device)
+        for position, finding in _judge_outputs(law, name, seen, dtype):
+            wrong.append((position, Miss("output", finding, f"on rank {process.rank}, micro-batch {name}")))
+            break
+    everyone: list[list[tuple[int, Miss]]] = [[]] * process.world_size
+    dist.all_gather_object(everyone, wrong)
+    return [miss for _, miss in sorted((pair for part in everyone for pair in part), key=lambda pair: pair[0])]
+
+
+def _judge_outputs(
+    law: Law, name: str, seen: Mapping[str, Tensor], dtype: torch.dtype
+) -> Iterator[tuple[int, Finding]]:
+    """Findings over budget, in the order of the forward pass."""
+    real_T = law.real_tokens(name)
+
+    def real(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        flat = {key: tensors[key].reshape(-1, value.shape[-1]) for key, value in like.items()}
+        return {key: t[real_T] if len(t) == len(real_T) else t for key, t in flat.items()}
+
+    raw = law.outputs(name, {}, Policy(torch.float64))
+    raw = {key: value for key, value in raw.items() if key in seen}
+    truth, noise = real(raw, raw), Noise()
+    for draw in range(DRAWS):
+        noise.add(truth, real(law.outputs(name, {}, Policy(dtype, draw=draw)), raw))
+    found = {f.name: f for f in compare(real(seen, raw), truth, noise, dtype) if f.used > 1}
+    for position, key in enumerate(raw):
+        if key in found:
+            yield position, found[key]
+
+
+def _frozen(name: str, case: Case) -> bool:
+    patterns = (re.escape(p).replace(r"\{\*\}", r"\d+") for p in machine.FREEZE[case.freeze])
+    return any(re.match(rf"{pattern}\.", name) for pattern in patterns)
+
+
+def _only(tensors: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
+    kept = set(names)
+    return {name: t for name, t in tensors.items() if name in kept}
+
+
+def _backward_order(name: str) -> tuple[int, int, int]:
+    part = next(i for i, pattern in enumerate(BACKWARD) if re.search(pattern, name))
+    number = re.search(r"(?:layers|blocks)\.(\d+)\.", name)
+    inner = next(i for i, pattern in enumerate(IN_LAYER) if re.search(pattern, name))
+    return part, -int(number[1]) if number else 0, inner
+
+
+def _owner(name: str, where: str, case: Case, step: TracedStep) -> str:
+    """Who holds an element: `held by dp_shard 2`, `held by ep 1, efsdp 0`."""
+    index = [int(i) for i in re.findall(r"\d+", where)]
+    expert = re.search(r"\.experts\.(\d+)\.", name)
+    if name not in step.before or not (index or expert):
+        return ""
+    if not expert:
+        shards = case.ranks if case.shard == "fsdp" else case.ranks // 2
+        return f"held by dp_shard {holder(index[0], len(step.before[name]), shards)}"
+    ep, efsdp, _ = case.sizes
+    experts = len({n for n in step.before if n.startswith(name[: expert.start(1)]) and n.endswith("down_proj.weight")})
+    owner = f"held by ep {holder(int(expert[1]), experts, ep)}"
+    if not index or efsdp == 1:
+        return owner
+    # The machine stores x @ W, the published weight is its transpose: the stacked tensor's rows are the columns here.
+    rows = step.before[name].shape[1]
+    return f"{owner}, efsdp {holder(index[1], rows, efsdp)}"
+
+
+def report(case: Case, misses: Sequence[Miss]) -> str:
+    """What a failing case prints."""
+    first, *others = misses
+    lines = [f"first wrong: {first}"]
+    lines += [f"   and then: {miss}" for miss in others[:8]]
+    if len(others) > 8:
+        lines.append(f"   and {len(others) - 8} more")
+    lines.append(f'replay alone: pytest "tests/distributed/test_grid.py::test_parity[{case.id}]"')
+    return "\n".join(lines)
