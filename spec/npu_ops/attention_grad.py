@@ -61,7 +61,7 @@ def attention_grad(
     call = Call(**locals())
     blocks = Blocks.of(call)
     found = [
-        attend_backward(*block, call)
+        attend_backward(call, *block)
         for block in zip(
             blocks.queries(query),
             blocks.keys(key),
@@ -78,7 +78,7 @@ def attention_grad(
 
 
 def attend_backward(
-    query: Tensor, key: Tensor, value: Tensor, dy: Tensor, output: Tensor, maximum: Tensor, total: Tensor, call: Call
+    call: Call, query: Tensor, key: Tensor, value: Tensor, dy: Tensor, output: Tensor, maximum: Tensor, total: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One block; P the probabilities: dV = P^T dY, dS = P * (dY V^T - sum(dY * Y)) * scale, dQ = dS K, dK = dS^T Q.
 
@@ -110,7 +110,7 @@ def refuse_attention_grad(call: Call) -> None:
     for name in ("softmax_max", "softmax_sum", "attention_in"):
         refuse_if(getattr(call, name) is None, f"{OPERATOR}: {name} must be given")
     rows = blocks.queries(call.query)
-    shape = (call.query.size(0), call.head_num, 8)
+    shape: tuple[int, ...] = (call.query.size(0), call.head_num, 8)
     if call.input_layout != "TND":
         shape = (rows[0].size(0), call.head_num, rows[0].size(2), 8)
     for name in ("softmax_max", "softmax_sum"):

@@ -37,8 +37,9 @@ def masked_pairs(call: Call, queries: int, keys: int) -> Tensor | None:
 
 
 def blind_rows_are_zero(call: Call, queries: int, keys: int) -> bool:
-    """Whether rows that see nothing are handled; otherwise the device promises nothing for them (NaN here)."""
-    return call.inner_precise == 2 or (call.sparse_mode == CAUSAL_RIGHT_DOWN and queries > keys)
+    """Whether rows that see nothing are handled; otherwise, and with TND always, nothing is promised (NaN here)."""
+    handled = call.inner_precise == 2 or (call.sparse_mode == CAUSAL_RIGHT_DOWN and queries > keys)
+    return handled and call.input_layout != "TND"
 
 
 def refuse_mask(call: Call, batch: int, queries: int, keys: int) -> None:
