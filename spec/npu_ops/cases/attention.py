@@ -191,9 +191,8 @@ def draw_ring(draw: Draw) -> Case:
     lengths[0] += 1
     tokens, heads = sum(lengths), draw.integer(1, 3)
     outputs = [draw.tensor(tokens, heads, 64, dtype=dtype) for _ in range(2)]
-    options = {"input_layout": "TND", "input_softmax_layout": draw.choice(["", "TND"])}
-    options["actual_seq_qlen"] = torch.tensor([0, *accumulate(lengths)])
-    return ring_case(draw, outputs, (tokens, heads), options)
+    order, ends = {"input_softmax_layout": draw.choice(["", "TND"])}, torch.tensor([0, *accumulate(lengths)])
+    return ring_case(draw, outputs, (tokens, heads), order | {"input_layout": "TND", "actual_seq_qlen": ends})
 
 
 def ring_case(draw: Draw, outputs: list[Tensor], shape: tuple[int, ...], options: dict[str, Any]) -> Case:
