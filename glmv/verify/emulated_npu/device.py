@@ -31,12 +31,9 @@ class Stream(torch.Stream):
         return super().__new__(cls, torch.device("npu", index_of(device)), priority=priority)
 
 
-class Event(torch.Event):
-    """An event; it has always happened already."""
-
-    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> Event:
-        """A new event of the npu."""
-        return super().__new__(cls, "npu", enable_timing=enable_timing, blocking=blocking)
+def Event(enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> torch.Event:
+    """A new event of the npu; it has always happened already. PyTorch compares events of no subclass."""
+    return torch.Event("npu", enable_timing=enable_timing, blocking=blocking)
 
 
 class device:
@@ -257,6 +254,7 @@ def make_module() -> types.ModuleType:
         is_current_stream_capturing=_false,
         init=_nothing,
         _lazy_init=_nothing,
+        _initialized=True,  # recomputation keeps random numbers of initialised devices only
         max_memory_reserved=max_memory_allocated,
         memory_reserved=memory_allocated,
         _exchange_device=exchange_device,

@@ -153,7 +153,7 @@ class HcclOverGloo final : public c10d::Backend {
 
   WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& options) override {
     for (size_t i = 0; i < outputs.size(); ++i) {
-      auto joined = adopt(at::stack(host_views(inputs.at(i))), outputs[i].device());
+      auto joined = adopt(at::cat(host_views(inputs.at(i))), outputs[i].device());
       _reduce_scatter_base(outputs[i], joined, options);
     }
     return ended(outputs);
@@ -195,8 +195,8 @@ class HcclOverGloo final : public c10d::Backend {
     auto joined = at::cat(pieces);
     auto received =
         at::empty({std::accumulate(output_splits.begin(), output_splits.end(), int64_t{0})}, joined.options());
+    auto parts = received.split_with_sizes(output_splits); // before the call: gloo takes the lists away
     gloo_->alltoall_base(received, joined, output_splits, input_splits, options)->wait();
-    auto parts = received.split_with_sizes(output_splits);
     for (size_t i = 0; i < outputs.size(); ++i) {
       host_view(outputs[i]).copy_(parts[i].view(outputs[i].sizes()));
     }

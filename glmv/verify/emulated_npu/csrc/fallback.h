@@ -60,7 +60,7 @@ void for_each_tensor(const IValue& value, F visit) {
 
 inline c10::ArrayRef<IValue> arguments_of(const c10::OperatorHandle& op, const Stack& stack) {
   const size_t count = op.schema().arguments().size();
-  return {stack.data() + stack.size() - count, count};
+  return c10::ArrayRef<IValue>(stack.data() + stack.size() - count, count); // braces would make a list of two values
 }
 
 // One call: its npu tensors become host views, and what comes out becomes npu tensors again.
@@ -132,10 +132,10 @@ class HostCall {
       counters().sync(name_, times);
     } else if (name_ == "aten::repeat_interleave" && arguments.back().isNone()) {
       counters().sync(name_); // the length of the result is the sum of the repeats, unless the caller says it
-    } else if (takes_host_indices(name_)) {
+    } else if (name_ == "aten::_index_put_impl_") {
       for_each_tensor(arguments[1], [&](const Tensor& index) {
         if (on_npu(index) && (index.scalar_type() == at::kBool || index.scalar_type() == at::kByte)) {
-          counters().sync(name_); // a mask is turned into positions first
+          counters().sync(name_); // a mask is turned into positions first; where one is read, PyTorch calls nonzero itself
         }
       });
     }

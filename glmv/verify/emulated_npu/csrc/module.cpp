@@ -26,6 +26,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   register_kernels(library);
 }
 
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, library) {
+  library.fallback(torch::CppFunction::makeFallthrough());
+}
+
 TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, library) {
   register_autocast(library);
 }
@@ -40,7 +44,9 @@ void configure(int devices, bool poison) {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("configure", &configure);
   module.def("current_device", [] { return static_cast<int>(current_device()); });
-  module.def("set_device", [](int index) { current_device() = checked({kNpu, static_cast<c10::DeviceIndex>(index)}).index(); });
+  module.def("set_device", [](int index) {
+    current_device() = checked({kNpu, static_cast<c10::DeviceIndex>(index)}).index();
+  });
   module.def("host_view", &host_view, "A CPU tensor over the memory of an npu tensor; a CPU tensor as it is.");
   module.def("to_npu", [](const Tensor& host, int index) {
     return on_npu(host) ? host : adopt(host, {kNpu, static_cast<c10::DeviceIndex>(index)});
