@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from glmv import npu_package
 from glmv.errors import GlmvError
+from glmv.parallel import npu
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 LAUNCH_KEYS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -154,6 +155,8 @@ def _initialise(process: Process, timeout: timedelta) -> None:
     backend = BACKENDS[process.device.type]
     if process.device.type != "cpu":
         torch.get_device_module(process.device.type).set_device(process.device)
+        if process.device.type == "npu":
+            npu.set_up()
         # Objects and error messages travel between CPUs, so that they never wait for a queue of kernels.
         backend = f"cpu:gloo,{process.device.type}:{backend}"
     if process.world_size == 1:
