@@ -35,7 +35,7 @@ class ChunkLossPlan(Section):
 
 
 class RecomputePlan(ModulePlan):
-    """`features.recompute_plan`."""
+    """`features.recompute_plan`: what is recomputed; no modules named: every text layer and vision block."""
 
     use_reentrant: bool = False
     """Use torch's reentrant checkpointing."""

@@ -36,10 +36,10 @@ class FsdpPlan(ModulePlan):
 
 
 class EpPlan(ModulePlan):
-    """`parallel.ep_plan`: which modules hold experts, and how tokens travel to them."""
+    """`parallel.ep_plan`: which modules hold experts (none named: all of them), and how tokens travel to them."""
 
     apply_efsdp_modules: list[str] = Field(default_factory=list)
-    """Expert modules that are sharded inside an expert-parallel rank; empty means those of `apply_modules`."""
+    """Expert modules that are sharded inside an expert-parallel rank: those of `apply_modules`, or empty, the same."""
     dispatcher: Literal["alltoall", "allgather", "mc2"] = "alltoall"
     """How tokens are exchanged between expert-parallel ranks."""
     use_npu_fused_ops: bool = True
@@ -64,7 +64,8 @@ class ParallelConfig(Section):
     expert_parallel_size: Count = 1
     """Ranks that share one copy of the routed experts."""
     expert_fully_shard_parallel_size: Count | None = None
-    """Ranks that shard one expert-parallel rank's experts; null means all ranks divided by `expert_parallel_size`."""
+    """Ranks that shard one expert-parallel rank's experts; null means all ranks divided by `expert_parallel_size`.
+    Ranks beyond both sizes hold copies."""
     ep_plan: EpPlan = EpPlan()
     """Expert parallelism."""
 

@@ -11,7 +11,7 @@ from glmv.config.explain import as_yaml
 from glmv.config.keys import child
 from glmv.config.root import Config
 from glmv.config.section import Section
-from glmv.config.unbuilt import ALL_RANKS, built_values, without_effect
+from glmv.config.unbuilt import built_values, without_effect
 
 _PREFACE = """\
 # Config reference
@@ -67,8 +67,6 @@ def _default(field: FieldInfo) -> str:
 def _built(path: str) -> str:
     if why := without_effect(path):
         return f"no effect: {why}"
-    if path in ALL_RANKS:
-        return "only the number of ranks"
     values = built_values(path)
     return "yes" if values is None else "only " + " or ".join(f"`{_yaml(value)}`" for value in values)
 

@@ -2,7 +2,7 @@
 
 The ranks are laid out twice. For everything but experts:   ranks = data x tensor x ring x ulysses
   and, cut otherwise,                                       ranks = replicas x fully_shard x tensor
-For experts:                                                ranks = expert x expert_fully_shard
+For experts:                                                ranks = copies x expert x expert_fully_shard
 """
 
 from __future__ import annotations
@@ -38,17 +38,16 @@ def _across_groups(config: ParallelConfig) -> str | None:
 
 def _ranks(config: ParallelConfig, world_size: int | None) -> str | None:
     """Compare everything that says how many ranks there are, and see that the other sizes divide their number."""
-    told: list[tuple[str, ...]] = []
+    counts: dict[int, str] = {}
     if config.data_parallel_size is not None:
-        told.append(("data_parallel_size", *SAMPLE))
-    if config.expert_fully_shard_parallel_size is not None:
-        told.append(("expert_parallel_size", "expert_fully_shard_parallel_size"))
-    counts = {_value(config, names): f"{_product(config, names)} ranks" for names in told}
+        everything = ("data_parallel_size", *SAMPLE)
+        counts[_value(config, everything)] = f"{_product(config, everything)} ranks"
     if world_size is not None and world_size not in counts:
         counts[world_size] = f"WORLD_SIZE = {world_size}"
     if len(counts) > 1:
         return f"{', but '.join(counts.values())}.\nMake them one number, or leave out what follows from the others"
-    divisors: list[tuple[str, ...]] = [SAMPLE, ("expert_parallel_size",)]
+    both = ("expert_parallel_size", "expert_fully_shard_parallel_size")
+    divisors: list[tuple[str, ...]] = [SAMPLE, both if config.expert_fully_shard_parallel_size else both[:1]]
     if config.fully_shard_parallel_size != "auto":
         divisors.append(("tensor_parallel_size", "fully_shard_parallel_size"))
     for ranks, source in counts.items():

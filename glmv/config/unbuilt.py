@@ -10,8 +10,7 @@ _BUILT: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("parallel.tensor_parallel_size", (1,), "tensor parallelism"),
     ("parallel.ring_attention_size", (1,), "ring context parallelism"),
     ("parallel.ulysses_parallel_size", (1,), "Ulysses context parallelism"),
-    ("parallel.expert_parallel_size", (1,), "expert parallelism"),
-    ("parallel.expert_fully_shard_parallel_size", (None,), "a mesh of its own for experts"),
+    ("parallel.ep_plan.dispatcher", ("alltoall", "allgather"), "this exchange"),
     ("parallel.fsdp_plan.ignored_modules", ([],), "modules outside FSDP"),
     ("parallel.fsdp_plan.hook_modules", (None, []), "hook modules"),
     ("parallel.fsdp_plan.cast_forward_inputs", (True,), "FSDP units without input casts"),
@@ -26,7 +25,6 @@ _BUILT: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("model.attn_implementation", ("eager", "sdpa", "flash_attention_2"), "this attention kernel"),
     ("features.enable_chunk_loss", (False,), "the chunked loss"),
     ("features.enable_dynamic_chunk_loss", (False,), "the dynamically chunked loss"),
-    ("features.recompute", (False,), "activation recomputation"),
     ("features.enable_activation_offload", (False,), "activation offload"),
     ("features.enable_ep_balance", (False,), "expert load balancing"),
     ("training.train_epochs", (None,), "counting in epochs"),
@@ -39,13 +37,9 @@ _BUILT: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("tools.memory_profile.enable", (False,), "the memory profiler"),
 )
 
-ALL_RANKS = ("parallel.fully_shard_parallel_size", "parallel.data_parallel_size")
-"""Sizes that must be the number of ranks, where they are given: copies of shards are not built yet."""
-
 # Keys, or whole sections, that published configs carry and that change nothing here; why.
 _IN_MEMORY = "all samples are read into memory before the first step"
 _WITHOUT_EFFECT: dict[str, str] = {
-    "parallel.ep_plan": "expert parallelism is not built yet",
     "data.dataset_param.preprocess_parameters.trust_remote_code": "code from a checkpoint is never run",
     "data.dataset_param.preprocess_parameters.video_max_pixels": "video samples are not built yet",
     "data.dataset_param.preprocess_parameters.video_min_pixels": "video samples are not built yet",
@@ -59,7 +53,6 @@ _WITHOUT_EFFECT: dict[str, str] = {
     "data.dataloader_param.enable_preload": _IN_MEMORY,
     "model.trust_remote_code": "code from a checkpoint is never run",
     "features.chunkloss_plan": "the chunked loss is not built yet",
-    "features.recompute_plan": "recomputation is not built yet",
     "features.activation_offload_plan": "activation offload is not built yet",
     "features.ep_balance_plan": "expert load balancing is not built yet",
     "training.init_model_with_meta_device": "the model is always created without memory",

@@ -4,13 +4,15 @@ Source: the model's config.json, and the aux-free routing of DeepSeek-V3 (arXiv 
 """
 # Shapes: B batch, S sequence, T tokens, H hidden, E experts, G groups, K experts per token, I intermediate, F = 2I.
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glmv.model.config import TextConfig
 from glmv.model.layers import GatedMLP, KeepsFloat32
-from glmv.ops.experts import experts
+from glmv.ops.experts import expert_mlp, experts
 from glmv.ops.kernels import Kernels
 from glmv.ops.precision import at_least_fp32
 
@@ -58,7 +60,12 @@ class Router(KeepsFloat32):
 
 
 class Experts(nn.Module):
-    """The routed experts' weights, stacked: x @ gate_up_proj[e] (gate half first), then x @ down_proj[e]."""
+    """The routed experts' weights, stacked: x @ gate_up_proj[e] (gate half first), then x @ down_proj[e].
+
+    `dispatcher` is set from outside under expert parallelism: it runs the experts of all ranks that share them.
+    """
+
+    dispatcher: Callable[..., Tensor] | None = None
 
     def __init__(self, config: TextConfig, kernels: Kernels) -> None:
         super().__init__()
@@ -76,6 +83,7 @@ class Experts(nn.Module):
             self.gate_up_proj,
             self.down_proj,
             self.kernels,
+            self.dispatcher or expert_mlp,
         )
 
 

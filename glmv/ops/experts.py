@@ -9,6 +9,7 @@ Each is an operator with implementations of its own. Expert parallelism exchange
 # Shapes: T tokens, H hidden, K experts per token, E experts, I intermediate, F = 2I (gate half first), R = T * K rows,
 # N some of them.
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -55,10 +56,15 @@ def experts(
     gate_up_EHF: Tensor,
     down_EIH: Tensor,
     kernels: Kernels,
+    mlp: Callable[..., Tensor] = expert_mlp,
 ) -> Tensor:
-    """All three in a row -> [T, H] in the dtype of `hidden_TH`, which is the weights'."""
+    """All three in a row -> [T, H] in the dtype of `hidden_TH`, which is the weights'.
+
+    Args:
+        mlp: what stands in for `expert_mlp`; under expert parallelism it exchanges rows around it.
+    """
     rows_RH, counts_E, order = permute(hidden_TH, top_k_index_TK, len(gate_up_EHF), kernels=kernels)
-    outputs_RH = expert_mlp(rows_RH, counts_E, gate_up_EHF, down_EIH, kernels=kernels)
+    outputs_RH = mlp(rows_RH, counts_E, gate_up_EHF, down_EIH, kernels=kernels)
     return combine(outputs_RH, top_k_weight_TK, order, kernels=kernels)
 
 

@@ -1,71 +1,57 @@
-"""FSDP2 units by the YAML's patterns, with sums instead of means.
+"""FSDP2 units by the YAML's patterns, with sums instead of means, on one mesh or two.
 
 model                              the root: what no unit below holds
 |- model.visual                    pixel values arrive here and are cast to the compute dtype
 |  `- model.visual.blocks.{*}      inputs keep their dtype: rotary cos and sin are fp32
 `- model.language_model
    `- ...layers.{*}
-      `- ...mlp.gate               a unit of its own, in the master dtype: the router scores in fp32
+      |- ...mlp.gate               a unit of its own, in the master dtype: the router scores in fp32
+      `- ...mlp.experts            under expert parallelism: a unit of its own, on the experts' mesh
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
 
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
 
 from glmv.config.dtypes import torch_dtype
 from glmv.config.parallel import FsdpPlan, ParallelConfig
-from glmv.config.sizes import misfit
-from glmv.errors import GlmvError
+from glmv.parallel.expert_parallel import EXPERTS, shard_dim
+from glmv.parallel.mesh import Meshes
 from glmv.parallel.patterns import match_any, select_modules
 
 # FSDP keeps one dtype per unit, and the router's differs from that of the layer around it.
 ROUTERS = ("*.mlp.gate",)
-# FSDP would round the fp32 rotary tables of these blocks to bf16 on the way in; they cast hidden states themselves.
-OWN_INPUT_DTYPE = ("model.visual.blocks.{*}",)
+# FSDP would round what these take in fp32, rotary tables and routing weights; they cast hidden states themselves.
+OWN_INPUT_DTYPE = ("model.visual.blocks.{*}", EXPERTS)
 
 
-class ParallelError(GlmvError):
-    """A parallel size that does not fit the number of ranks."""
-
-
-def check_sizes(config: ParallelConfig, world_size: int) -> None:
-    """Raise ParallelError where the sizes do not multiply to `world_size`, or ask for a layout that is not built."""
-    if fault := misfit(config, world_size):
-        raise ParallelError(f"parallel.{fault}.")
-    for key in ("fully_shard_parallel_size", "data_parallel_size"):
-        asked = getattr(config, key)
-        if asked not in ("auto", None, world_size):
-            raise ParallelError(
-                f"parallel.{key} = {asked}, but {world_size} ranks were started; copies of shards are not built yet.\n"
-                f"Start {asked} ranks, or leave the size out: parameters are sharded over all ranks."
-            )
-
-
-def apply_fsdp(model: nn.Module, config: ParallelConfig, mesh: DeviceMesh) -> list[str]:
+def apply_fsdp(model: nn.Module, config: ParallelConfig, meshes: Meshes, experts: Collection[str] = ()) -> list[str]:
     """Shard `model` in place and return the names of its units, parents first.
 
-    Gradients are summed over the mesh and divided by nothing; the loss carries the only divisor. A parameter that
+    Gradients are summed over all ranks and divided by nothing; the loss carries the only divisor. A parameter that
     nothing used gets a zero gradient, so that all ranks reduce the same tensors.
 
     Args:
         model: on any device, meta included; its parameters' dtype is the master dtype.
-        mesh: one axis over all ranks, of the device type that the model will live on.
+        meshes: of the device type that the model will live on.
+        experts: modules that go over the experts' mesh (see `apply_expert_parallel`).
     Raises:
         PatternError: a pattern of `fsdp_plan.apply_modules` matches no module.
     """
     plan = config.fsdp_plan
-    units = select_modules(model, plan.apply_modules, key="parallel.fsdp_plan.apply_modules")
-    units |= {name: module for name, module in model.named_modules() if match_any(name, ROUTERS)}
+    units = {*select_modules(model, plan.apply_modules, key="parallel.fsdp_plan.apply_modules"), *experts, ""}
+    units |= {name for name, _ in model.named_modules() if match_any(name, ROUTERS)}
     # Children first: a unit takes the parameters that no unit below it has taken.
     for name, module in reversed([*model.named_modules()]):
-        if name in units or module is model:
+        if name in units:
             fully_shard(
                 module,
-                mesh=mesh,
                 mp_policy=_precision(name, plan),
                 reshard_after_forward=plan.reshard_after_forward if name else None,
+                **(_over_experts(meshes) if name in experts else {"mesh": meshes.fsdp}),
             )
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -78,6 +64,14 @@ def apply_fsdp(model: nn.Module, config: ParallelConfig, mesh: DeviceMesh) -> li
     return names
 
 
+def _over_experts(meshes: Meshes) -> dict[str, Any]:
+    """`fully_shard`'s arguments for experts: dim 0 belongs to expert parallelism where there is any."""
+    if meshes.ep.size() == 1:
+        return {"mesh": meshes.expert_fsdp}
+    ranks = meshes.experts["efsdp"].size()
+    return {"mesh": meshes.expert_fsdp, "shard_placement_fn": lambda weight: Shard(shard_dim(weight.shape, ranks))}
+
+
 def _precision(name: str, plan: FsdpPlan) -> MixedPrecisionPolicy:
     param_dtype, reduce_dtype = torch_dtype(plan.param_dtype), torch_dtype(plan.reduce_dtype)
     if match_any(name, ROUTERS):
@@ -85,7 +79,7 @@ def _precision(name: str, plan: FsdpPlan) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(
         param_dtype=param_dtype,
         reduce_dtype=reduce_dtype,
-        output_dtype=torch_dtype(plan.output_dtype),
+        output_dtype=None if match_any(name, (EXPERTS,)) else torch_dtype(plan.output_dtype),
         cast_forward_inputs=plan.cast_forward_inputs and not match_any(name, OWN_INPUT_DTYPE),
     )
 

@@ -14,7 +14,6 @@ from typing import NoReturn
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from glmv import npu_package
 from glmv.errors import GlmvError
@@ -52,10 +51,6 @@ class Process:
     def is_main(self) -> bool:
         """True on the rank that prints and writes shared files."""
         return self.rank == 0
-
-    def mesh(self) -> DeviceMesh:
-        """The one-axis mesh over all ranks that parameters are sharded on."""
-        return init_device_mesh(self.device.type, (self.world_size,), mesh_dim_names=("dp_shard",))
 
 
 _current: Process | None = None

@@ -10,8 +10,8 @@ from glmv.checkpoint.manifest import read_manifest
 from glmv.checkpoint.paths import ASSETS
 from glmv.checkpoint.training import LoadReport, load_optimizer, save_checkpoint
 from glmv.config import Config
-from glmv.parallel.fsdp import check_sizes
 from glmv.parallel.grad_norm import clip_grad_norm
+from glmv.parallel.mesh import Sizes
 from glmv.parallel.process import current, on_all_ranks
 from glmv.train.assets import refuse_other_assets
 from glmv.train.batches import Batches, SampledBatches
@@ -53,7 +53,7 @@ class Trainer:
         training = config.training
         seed_everything(training.seed, deterministic=training.use_deter_comp)
         with on_all_ranks():
-            check_sizes(config.parallel, self.process.world_size)
+            Sizes.of(config.parallel, self.process.world_size)
             self.directory = checkpoint_to_load(config)
             self.iteration = read_manifest(self.directory).iteration
             if batches is None:

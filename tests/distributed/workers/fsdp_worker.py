@@ -21,6 +21,7 @@ from glmv.config.parallel import ParallelConfig
 from glmv.model import Glm4vMoeForConditionalGeneration, ModelConfig
 from glmv.parallel.fsdp import apply_fsdp
 from glmv.parallel.grad_norm import clip_grad_norm, total_norm
+from glmv.parallel.mesh import build_meshes
 from glmv.parallel.process import process_group
 from glmv.train.optimizer import freeze
 from glmv.train.step import accumulate_gradients, global_targets
@@ -49,7 +50,8 @@ def build(directory, policy, process, frozen=()):
     torch.set_default_dtype(torch.float32)
     freeze(model, frozen)
     plan = {"apply_modules": PATTERNS, "num_to_forward_prefetch": 1, "num_to_backward_prefetch": 1, **POLICIES[policy]}
-    apply_fsdp(model, ParallelConfig(fsdp_plan=plan), process.mesh())
+    parallel = ParallelConfig(fsdp_plan=plan)
+    apply_fsdp(model, parallel, build_meshes(parallel, process))
     model.to_empty(device="cpu")
     model.reset_buffers()
     weights = {k: w for f in sorted(directory.glob("*.safetensors")) for k, w in load_file(f).items()}
@@ -116,9 +118,10 @@ def norms_over_meshes(process):
     """Norms of gradients that live on different meshes; together they are a vector of ones with a 7 and a 0."""
     grid = (process.world_size // 2, 2) if process.world_size > 1 else (1, 1)
     outer = init_device_mesh("cpu", grid, mesh_dim_names=("efsdp", "ep"))
+    flat = init_device_mesh("cpu", (process.world_size,))
     placed = [
-        (torch.ones(7, 5), process.mesh(), [Shard(0)]),  # uneven
-        (torch.ones(3, 4), process.mesh(), [Shard(0)]),  # nothing on the last of four ranks
+        (torch.ones(7, 5), flat, [Shard(0)]),  # uneven
+        (torch.ones(3, 4), flat, [Shard(0)]),  # nothing on the last of four ranks
         (torch.ones(8, 6), outer, [Shard(1), Shard(0)]),
         (torch.ones(5, 3), outer, [Replicate(), Shard(0)]),
         (torch.ones(4, 2), outer["ep"], [Shard(0)]),

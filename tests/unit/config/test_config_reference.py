@@ -14,8 +14,9 @@ from glmv.config.unbuilt import _WITHOUT_EFFECT, built_values, without_effect
 
 ROOT = Path(glmv.__file__).parents[1]
 LEAVES = [".".join(path) for path in all_keys() if not child(section_at(path[:-1]), path[-1])]
-# One value is all the schema takes, so that nothing has to look at it.
+# One value is all the schema takes, so that nothing has to look at it; or it is compared, and nothing follows from it.
 SINGLE = (
+    "parallel.data_parallel_size",
     "data.dataloader_param.dataloader_mode",
     "data.dataloader_param.sampler_type",
     "data.dataloader_param.collate_param.collator_id",
@@ -48,7 +49,7 @@ def ordered():
     "row",
     [
         "| `lr_decay_style` | `constant`, `linear`, `cosine` | `constant` | yes | How the learning rate falls",
-        "| `fully_shard_parallel_size` | integer (at least 1) or `auto` | `auto` | only the number of ranks | Ranks",
+        "| `fully_shard_parallel_size` | integer (at least 1) or `auto` | `auto` | yes | Ranks",
         "| `hook_modules` | list of text or `null` | `null` | only `null` or `[]` | Modules whose hooks",
         "| `adam_beta1` | number (at least 0, below 1) | `0.9` | yes | AdamW's decay",
         "| `dataset` | text | required | yes | Data file",

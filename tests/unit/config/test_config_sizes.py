@@ -21,14 +21,14 @@ IN_THE_FILE = {
         ["data_parallel_size=8", "expert_parallel_size=3"],
         f"expert_parallel_size = 3 does not divide the number of ranks ({SAMPLE} = 8 x 1 x 1 x 1 = 8 ranks).",
     ),
-    "two_numbers_of_ranks": (
+    "more_expert_ranks_than_ranks": (
         ["data_parallel_size=8", "expert_parallel_size=4", "expert_fully_shard_parallel_size=4"],
-        f"{SAMPLE} = 8 x 1 x 1 x 1 = 8 ranks, "
-        "but expert_parallel_size x expert_fully_shard_parallel_size = 4 x 4 = 16 ranks.",
+        "expert_parallel_size x expert_fully_shard_parallel_size = 4 x 4 = 16 "
+        f"does not divide the number of ranks ({SAMPLE} = 8 x 1 x 1 x 1 = 8 ranks).",
     ),
-    "shards_against_experts": (
-        ["fully_shard_parallel_size=5", "expert_parallel_size=4", "expert_fully_shard_parallel_size=2"],
-        "tensor_parallel_size x fully_shard_parallel_size = 1 x 5 = 5 does not divide the number of ranks (expert_para",
+    "shards_against_data": (
+        ["fully_shard_parallel_size=5", "data_parallel_size=8", "expert_parallel_size=4"],
+        "tensor_parallel_size x fully_shard_parallel_size = 1 x 5 = 5 does not divide the number of ranks (data_para",
     ),
 }
 sizes = st.integers(1, 3)
@@ -48,6 +48,11 @@ def test_what_only_the_number_of_ranks_decides_is_left_to_the_start(published):
     assert (misfit(parallel, 24) or "").startswith(said)
 
 
+def test_experts_may_have_copies_of_their_own():
+    copied = ParallelConfig(expert_parallel_size=2, expert_fully_shard_parallel_size=2)
+    assert misfit(copied, 8) is None
+
+
 @settings(max_examples=150, deadline=None)
 @given(sizes, sizes, sizes, sizes, st.none() | sizes, st.none() | sizes, st.just("auto") | st.integers(1, 9))
 def test_a_layout_exists_or_is_refused(tensor, ring, ulysses, expert, data, expert_shard, shard):
@@ -65,12 +70,12 @@ def test_a_layout_exists_or_is_refused(tensor, ring, ulysses, expert, data, expe
         whole = tensor * ring * ulysses
         return (
             (ranks % whole == 0 if data is None else ranks == data * whole)
-            and (ranks % expert == 0 if expert_shard is None else ranks == expert * expert_shard)
+            and ranks % (expert * (expert_shard or 1)) == 0
             and (shard == "auto" or (ranks % (tensor * shard) == 0 and shard % (ring * ulysses) == 0))
         )
 
-    step = math.lcm(tensor * ring * ulysses, expert, tensor * (1 if shard == "auto" else shard))
-    some = [n for n in (*range(1, 82), step) if fits(n)]  # 81: the largest number that data or experts can name
+    step = math.lcm(tensor * ring * ulysses, expert * (expert_shard or 1), tensor * (1 if shard == "auto" else shard))
+    some = [n for n in (*range(1, 82), step) if fits(n)]  # 81: the largest number that data can name
     assert (misfit(config) is None) == bool(some)
     for n in [*some[:1], 1, 2, 6, 12]:
         assert (misfit(config, n) is None) == fits(n)

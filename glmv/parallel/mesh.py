@@ -1,0 +1,98 @@
+"""The two ways in which the same ranks are laid out: one for everything but experts, one for experts.
+
+    data     dp_replicate x dp_shard     8 ranks, fully_shard_parallel_size 4:
+                                         [0 1 2 3]     one copy of all weights
+                                         [4 5 6 7]     another
+
+    experts  edp x efsdp x ep            expert_parallel_size 2, expert_fully_shard_parallel_size 2:
+                                         [[0 1]        0 and 1 hold half of the experts each and exchange tokens, so do
+                                          [2 3]]       2 and 3; 0 and 2 share one half's weights, 1 and 3 the other's
+                                         [[4 5]        another copy of all experts
+                                          [6 7]]
+
+Every rank has samples of its own. Ranks of `ep` exchange tokens; those of `efsdp` and `edp` reduce the gradients of the
+experts that they share, as those of dp_shard and dp_replicate do for all other weights: by sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from glmv.config.parallel import ParallelConfig
+from glmv.config.sizes import misfit
+from glmv.errors import GlmvError
+from glmv.parallel.process import Process
+
+DATA_AXES = ("dp_replicate", "dp_shard")
+EXPERT_AXES = ("edp", "efsdp", "ep")
+
+
+class ParallelError(GlmvError):
+    """A parallel size that does not fit the number of ranks, or the model."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How many ranks each axis has; both products are the number of ranks."""
+
+    dp_replicate: int
+    dp_shard: int
+    edp: int
+    efsdp: int
+    ep: int
+
+    @classmethod
+    def of(cls, config: ParallelConfig, world_size: int) -> Sizes:
+        """What a config asks of `world_size` ranks.
+
+        Raises:
+            ParallelError: no layout has these sizes, with the numbers.
+        """
+        if fault := misfit(config, world_size):
+            raise ParallelError(f"parallel.{fault}.")
+        shard = world_size if config.fully_shard_parallel_size == "auto" else config.fully_shard_parallel_size
+        ep = config.expert_parallel_size
+        efsdp = config.expert_fully_shard_parallel_size or world_size // ep
+        return cls(world_size // shard, shard, world_size // (ep * efsdp), efsdp, ep)
+
+
+@dataclass(frozen=True)
+class Meshes:
+    """The two layouts of all ranks.
+
+    Attributes:
+        data: axes dp_replicate and dp_shard.   experts: axes edp, efsdp and ep; ep neighbours have consecutive ranks.
+    """
+
+    data: DeviceMesh
+    experts: DeviceMesh
+
+    @property
+    def fsdp(self) -> DeviceMesh:
+        """What units of everything but experts are sharded over; with replicas it has two axes (HSDP)."""
+        return self.data if self.data["dp_replicate"].size() > 1 else self.data["dp_shard"]
+
+    @property
+    def expert_fsdp(self) -> DeviceMesh:
+        """What the experts of one ep rank are sharded over; with replicas it has two axes."""
+        return self.experts["edp", "efsdp"] if self.experts["edp"].size() > 1 else self.experts["efsdp"]
+
+    @property
+    def ep(self) -> DeviceMesh:
+        """Ranks that share one copy of the experts and exchange tokens."""
+        return self.experts["ep"]
+
+
+def build_meshes(config: ParallelConfig, process: Process) -> Meshes:
+    """Collective: lay out all ranks.
+
+    Raises:
+        ParallelError: the sizes do not multiply to the number of ranks; the same on every rank.
+    """
+    sizes, device = Sizes.of(config, process.world_size), process.device.type
+    return Meshes(
+        data=init_device_mesh(device, (sizes.dp_replicate, sizes.dp_shard), mesh_dim_names=DATA_AXES),
+        experts=init_device_mesh(device, (sizes.edp, sizes.efsdp, sizes.ep), mesh_dim_names=EXPERT_AXES),
+    )
