@@ -20,7 +20,7 @@ from glmv.tiny.make import make_tiny
 from glmv.train.trainer import Trainer
 from glmv.verify.grid.batches import micro_batch
 from glmv.verify.grid.cases import Case
-from glmv.verify.trace import Recorder
+from glmv.verify.trace import GATE, Recorder
 
 TRAIN = Path(glmv.__file__).parents[1] / "examples" / "pictures" / "train.yaml"
 # The micro-batches of a step, in the order of ranks and accumulation: pictures of different shapes, text alone, videos,
@@ -126,19 +126,22 @@ def run(case: Case, models: Path, out: Path, process: Process) -> Trainer:
     return trainer
 
 
-def outputs(model: nn.Module, name: str, device: torch.device) -> dict[str, Tensor]:
-    """Collective: what each module returns on a micro-batch, in a forward pass of its own."""
+def outputs(model: nn.Module, name: str, device: torch.device) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
+    """Collective: what each module returns on a micro-batch, in a forward pass of its own; and the experts chosen."""
     seen: dict[str, Tensor] = {}
+    choices: dict[int, Tensor] = {}
     hooks = []
     for module_name, module in model.named_modules():
 
         def keep(_: nn.Module, __: object, output: object, module_name: str = module_name) -> None:
             if isinstance(output, Tensor):
                 seen.setdefault(module_name, output.detach().cpu())
+            elif gate := GATE.search(module_name):
+                choices.setdefault(int(gate[1]), output[0].cpu())  # type: ignore[index]
 
         hooks.append(module.register_forward_hook(keep))
     with torch.no_grad():
         model(**micro_batch(name).to(device).model_inputs())
     for hook in hooks:
         hook.remove()
-    return seen
+    return seen, choices

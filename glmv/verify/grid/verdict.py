@@ -73,7 +73,11 @@ def judge_case(case: Case, law: Law, trainer: Trainer, trace: Trace, process: Pr
     dist.broadcast_object_list(found)
     if not found[0]:
         return []
-    return _wrong_outputs(case, law, trainer, process) + found[0]
+    if any(miss.kind in ("loss", "choice") for miss in found[0]):
+        # The step has changed the weights by now, so that the law too looks at the new ones.
+        stepped = Law(trace.read(1).after, law.config)
+        return _wrong_outputs(case, stepped, trainer, process) + found[0]
+    return found[0]
 
 
 def _judge_step(case: Case, law: Law, step: TracedStep) -> Iterator[Miss]:
@@ -147,8 +151,8 @@ def _wrong_outputs(case: Case, law: Law, trainer: Trainer, process: Process) -> 
     mine = machine.names_of(case)[process.rank * each : (process.rank + 1) * each]
     wrong: list[tuple[int, Miss]] = []
     for name in mine:
-        seen = machine.outputs(trainer.model, name, process.device)
-        for position, finding in _judge_outputs(law, name, seen, dtype):
+        seen, choices = machine.outputs(trainer.model, name, process.device)
+        for position, finding in _judge_outputs(law, name, seen, choices, dtype):
             wrong.append((position, Miss("output", finding, f"on rank {process.rank}, micro-batch {name}")))
             break
     everyone: list[list[tuple[int, Miss]]] = [[]] * process.world_size
@@ -157,7 +161,7 @@ def _wrong_outputs(case: Case, law: Law, trainer: Trainer, process: Process) -> 
 
 
 def _judge_outputs(
-    law: Law, name: str, seen: Mapping[str, Tensor], dtype: torch.dtype
+    law: Law, name: str, seen: Mapping[str, Tensor], choices: Mapping[int, Tensor], dtype: torch.dtype
 ) -> Iterator[tuple[int, Finding]]:
     """Findings over budget, in the order of the forward pass."""
     real_T = law.real_tokens(name)
@@ -166,11 +170,11 @@ def _judge_outputs(
         flat = {key: tensors[key].reshape(-1, value.shape[-1]) for key, value in like.items()}
         return {key: t[real_T] if len(t) == len(real_T) else t for key, t in flat.items()}
 
-    raw = law.outputs(name, {}, Policy(torch.float64))
+    raw = law.outputs(name, choices, Policy(torch.float64))
     raw = {key: value for key, value in raw.items() if key in seen}
     truth, noise = real(raw, raw), Noise()
     for draw in range(DRAWS):
-        noise.add(truth, real(law.outputs(name, {}, Policy(dtype, draw=draw)), raw))
+        noise.add(truth, real(law.outputs(name, choices, Policy(dtype, draw=draw)), raw))
     found = {f.name: f for f in compare(real(seen, raw), truth, noise, dtype) if f.used > 1}
     for position, key in enumerate(raw):
         if key in found:
