@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from glmv.data.batch import Batch as MachineBatch
+from glmv.errors import GlmvError
 from glmv.train.metrics import StepMetrics
 from glmv.train.observer import Observer
 from glmv.train.trainer import Trainer
@@ -37,6 +39,10 @@ from spec.optimizer import State
 
 GATE = re.compile(r"layers\.(\d+)\.mlp\.gate$")
 BATCH_FIELDS = sorted({f.name for f in dataclasses.fields(Batch)} & {f.name for f in dataclasses.fields(MachineBatch)})
+
+
+class RerouteError(GlmvError):
+    """Recomputed activations are not those that the loss was computed from."""
 
 
 class Recorder(Observer):
@@ -70,17 +76,18 @@ class Recorder(Observer):
             path.write_text(json.dumps(dataclasses.asdict(metrics)), encoding="utf-8")
 
     def _watch_routers(self, model: nn.Module) -> None:
-        layers = {int(m[1]): module for name, module in model.named_modules() if (m := GATE.search(name))}
-        first = min(layers)
-        for layer, gate in layers.items():
-
-            def keep(_: nn.Module, __: object, output: tuple[Tensor, Tensor], layer: int = layer) -> None:
-                if layer == first:
-                    self.choices.append({})
-                self.choices[-1][layer] = output[0].detach().clone()
-
-            gate.register_forward_hook(keep)
+        model.register_forward_pre_hook(lambda *_: self.choices.append({}))
+        for name, module in model.named_modules():
+            if gate := GATE.search(name):
+                module.register_forward_hook(partial(self._keep_choice, layer=int(gate[1])))
         self.hooked = True
+
+    def _keep_choice(self, _: nn.Module, __: object, output: tuple[Tensor, Tensor], *, layer: int) -> None:
+        """Remember a router's choice. Asked again for the same micro-batch, it recomputes and must not change it."""
+        index_TK = output[0].detach()
+        chosen_TK = self.choices[-1].setdefault(layer, index_TK.clone())
+        if not chosen_TK.equal(index_TK):
+            raise RerouteError(f"layer {layer}: the recomputed forward pass chose other experts than the first one.")
 
     def _save_state(self, trainer: Trainer, step: int) -> None:
         tensors = {f"weights/{name}": t for name, t in trainer.model.state_dict().items()}

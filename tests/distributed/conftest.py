@@ -11,6 +11,15 @@ from glmv.tiny.make import make_tiny
 HERE = Path(__file__).parent
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--grid",
+        default="pairs",
+        choices=["pairs", "all", "nightly"],
+        help="parity grid: every pair of choices on 4 ranks, all combinations on 2 and 4, or every pair on 8",
+    )
+
+
 def start_ranks(*command: object, nproc: int, timeout_s: float = 120, cwd: Path | None = None) -> LaunchResult:
     """Run `python COMMAND` on `nproc` ranks; a command that begins with a file of `workers/` runs that file."""
     first, *rest = map(str, command)
