@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ class RankSession:
 
     def _run(self, session: pytest.Session, command: Message) -> None:
         items = self._items_of(session, command["nodeid"])
-        self.channel.send({"kind": "collected", "ids": list(items)})
+        self.channel.send({"kind": "collected", "cases": cases_of(command["nodeid"], items)})
         item = items.get(command["nodeid"])
         if item is None:
             self.channel.send({"kind": "missing", "text": self.errors.get(command["nodeid"].partition("::")[0], "")})
@@ -123,6 +124,12 @@ class RankSession:
     def pytest_timeout_cancel_timer(self) -> bool:
         """See `pytest_timeout_set_timer`."""
         return True
+
+
+def cases_of(nodeid: str, ids: Iterable[str]) -> list[str]:
+    """Among `ids`, the cases of the test function that `nodeid` is a case of."""
+    function = nodeid.partition("[")[0]
+    return [other for other in ids if other.partition("[")[0] == function]
 
 
 def collectives_issued() -> int:

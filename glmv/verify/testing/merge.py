@@ -16,16 +16,21 @@ class Told:
     """What is known of one rank and one test.
 
     Attributes:
-        reports: by phase.   done: the rank went through the whole test.
+        reports: by phase.   done: the rank went through the whole test.   failed_at: when its first red report came.
         problem: why the rank is red although no report says so (died, hung, did not collect the test).
+        died: the problem is the rank's own end, of which what others suffered is a consequence.
         stack: the rank's Python stacks, where it had to be ended.   collectives: how many it had issued afterwards.
+        printed: to stdout and stderr during the test.
     """
 
     rank: int
     reports: dict[str, TestReport] = field(default_factory=dict)
     done: bool = False
+    failed_at: float = 0.0
     problem: str = ""
+    died: bool = False
     stack: str = ""
+    printed: str = ""
     collectives: int = 0
 
     @property
@@ -34,33 +39,43 @@ class Told:
         return next((report for phase in PHASES if (report := self.reports.get(phase)) and report.failed), None)
 
 
-def merge(nodeid: str, location: tuple[str, int | None, str], ranks: Sequence[Told]) -> list[TestReport]:
+Location = tuple[str, int | None, str]
+
+
+def merge(nodeid: str, location: Location, ranks: Sequence[Told], seconds: float = 0.0) -> list[TestReport]:
     """One report per phase, of which a red rank makes exactly one red.
 
     Args:
-        nodeid, location: of the test.   ranks: what each rank told, by rank.
+        nodeid, location: of the test.   ranks: what each rank told, by rank.   seconds: how long they were waited for.
     """
     verdict = _verdict(ranks)
     phases = [phase for phase in PHASES if any(phase in told.reports for told in ranks)]
     if verdict is None:
-        return [_all_alike(phase, ranks) for phase in phases]
+        reports = [_all_alike(phase, ranks) for phase in phases]
+        next((report for report in reports if report.when == "call"), reports[0]).sections += _printed(ranks)
+        return reports
     where, longrepr = verdict
     before = [_plain(nodeid, location, phase, ranks) for phase in PHASES[: PHASES.index(where)]]
     red = _plain(nodeid, location, where, ranks)
     red.outcome, red.longrepr = "failed", longrepr
+    red.sections += _printed(ranks)
+    red.duration = max(red.duration, seconds)
     after = [] if where == "teardown" else [_plain(nodeid, location, "teardown", ranks)]
     return [*before, red, *after]
 
 
 def _verdict(ranks: Sequence[Told]) -> tuple[str, ExceptionRepr | str] | None:
     """The phase that is red and why; None if all ranks agree on something better."""
-    failed = [told for told in ranks if told.failure is not None]
+    failed = sorted((told for told in ranks if told.failure is not None), key=lambda told: told.failed_at)
     problems = [told for told in ranks if told.problem]
-    if failed:
+    if failed and not any(told.died for told in ranks):
         return failed[0].failure.when or "call", _failure(failed, ranks)  # type: ignore[union-attr]
     if problems:
-        reached = [phase for phase in PHASES if phase in problems[0].reports]
-        return _phase_after(reached), "\n".join(_problem_lines(ranks))
+        return _phase_after(problems[0]), "\n".join([*_problem_lines(ranks), *_consequences(failed)])
+    return _disagreement(ranks)
+
+
+def _disagreement(ranks: Sequence[Told]) -> tuple[str, str] | None:
     for phase in PHASES:
         outcomes = [_outcome(told, phase) for told in ranks]
         if len(set(outcomes)) > 1:
@@ -72,8 +87,14 @@ def _verdict(ranks: Sequence[Told]) -> tuple[str, ExceptionRepr | str] | None:
     return None
 
 
-def _phase_after(reached: Sequence[str]) -> str:
-    return PHASES[min(len(reached), len(PHASES) - 1)]
+def _consequences(failed: Sequence[Told]) -> list[str]:
+    return [f"rank {told.rank} failed then: {_message(told.failure)}" for told in failed]
+
+
+def _phase_after(told: Told) -> str:
+    # A rank that was through with the test has another problem than the test: what it collected.
+    reached = 0 if told.done else sum(phase in told.reports for phase in PHASES)
+    return PHASES[min(reached, len(PHASES) - 1)]
 
 
 def _outcome(told: Told, phase: str) -> str:
@@ -92,7 +113,7 @@ def _all_alike(phase: str, ranks: Sequence[Told]) -> TestReport:
     return report
 
 
-def _plain(nodeid: str, location: tuple[str, int | None, str], phase: str, ranks: Sequence[Told]) -> TestReport:
+def _plain(nodeid: str, location: Location, phase: str, ranks: Sequence[Told]) -> TestReport:
     known = [told.reports[phase] for told in ranks if phase in told.reports]
     return TestReport(
         nodeid=nodeid,
@@ -116,17 +137,18 @@ def _sections(phase: str, ranks: Sequence[Told]) -> list[tuple[str, str]]:
     return [(f"{name_ranks(who, len(ranks))}: {name}", text) for (name, text), who in found.items()]
 
 
+def _printed(ranks: Sequence[Told]) -> list[tuple[str, str]]:
+    return [(f"Captured stdout of rank {told.rank}", told.printed) for told in ranks if told.printed.strip()]
+
+
 def _failure(failed: Sequence[Told], ranks: Sequence[Told]) -> ExceptionRepr | str:
     """The first failing rank's traceback whole, then one short paragraph for each other kind of end."""
-    alike: dict[str, list[int]] = {}
+    alike: dict[tuple[str, ...], list[Told]] = {}
     for told in failed:
-        assert told.failure is not None
-        alike.setdefault(_message(told.failure), []).append(told.rank)
-    first, *others = alike.items()
-    lines = [f"{name_ranks(who, len(ranks))}: {message}" for message, who in others] + _problem_lines(ranks)
-    who, report = name_ranks(first[1], len(ranks)), failed[0].failure
-    assert report is not None
-    longrepr = report.longrepr
+        alike.setdefault(_kind_of_end(told.failure), []).append(told)
+    first, *others = alike.values()
+    lines = [f"{_names(group, ranks)}: {_message(group[0].failure)}" for group in others] + _problem_lines(ranks)
+    who, longrepr = _names(first, ranks), failed[0].failure.longrepr  # type: ignore[union-attr]
     if not isinstance(longrepr, ExceptionRepr):
         return "\n".join([f"{who}:", str(longrepr), *lines])
     if longrepr.reprcrash is not None:
@@ -135,10 +157,23 @@ def _failure(failed: Sequence[Told], ranks: Sequence[Told]) -> ExceptionRepr | s
     return longrepr
 
 
-def _message(report: TestReport) -> str:
-    crash = getattr(report.longrepr, "reprcrash", None)
-    text = f"{crash.message}\n  at {crash.path}:{crash.lineno}" if crash else str(report.longrepr)
-    return f"{text} ({report.when})"
+def _kind_of_end(report: TestReport | None) -> tuple[str, ...]:
+    """What failures have in common that are one failure, though they quote different values."""
+    crash = getattr(getattr(report, "longrepr", None), "reprcrash", None)
+    if crash is None:
+        return (str(getattr(report, "longrepr", "")),)
+    return crash.message.partition("\n")[0], crash.path, str(crash.lineno)
+
+
+def _message(report: TestReport | None) -> str:
+    longrepr = getattr(report, "longrepr", None)
+    crash = getattr(longrepr, "reprcrash", None)
+    text = f"{crash.message}\n  at {crash.path}:{crash.lineno}" if crash else str(longrepr)
+    return f"{text} ({report.when})" if report else text
+
+
+def _names(group: Sequence[Told], ranks: Sequence[Told]) -> str:
+    return name_ranks([told.rank for told in group], len(ranks))
 
 
 def _problem_lines(ranks: Sequence[Told]) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-# In a process of its own: this one never loads the NPU's package, so that it can fork and its CPU tests stay as they are.
+# In a process of its own: this one never loads the NPU's package, so that its CPU tests stay as they are.
 PROBE = """
 import sys, torch
 from glmv.npu_package import why_not

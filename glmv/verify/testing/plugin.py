@@ -45,6 +45,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[POOLS] = Pools(config)
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Remember what was collected, for the ranks to compare."""
+    if POOLS in item.config.stash:
+        item.config.stash[POOLS].collected(item)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Say for every item on how many ranks of which kind it runs."""
@@ -84,10 +90,18 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     reports = item.config.stash[POOLS].run(item)
     _tear_down_here(item, nextitem, reports)
+    _show(item.config, reports)
     for report in reports:
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
+
+
+def _show(config: pytest.Config, reports: list[pytest.TestReport]) -> None:
+    """With `-s`, print what the ranks printed."""
+    if config.getoption("capture") == "no":
+        for title, text in (section for report in reports for section in report.sections):
+            print(f"\n--- {title}\n{text}", end="", flush=True)
 
 
 def _tear_down_here(item: pytest.Item, nextitem: pytest.Item | None, reports: list[pytest.TestReport]) -> None:

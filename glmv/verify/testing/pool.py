@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import signal
 import socket
 import sys
 import time
@@ -15,15 +16,16 @@ from typing import Any
 import pytest
 
 from glmv.verify.testing.channel import Channel, Message
+from glmv.verify.testing.hand_over import rank_options, received
 from glmv.verify.testing.journal import last_entry
 from glmv.verify.testing.merge import Told, merge
-from glmv.verify.testing.stacks import Stalemate, dump, stands_in, waits_in
+from glmv.verify.testing.stacks import Stalemate, dump, shortened, stands_in, waits_in
 from glmv.verify.testing.template import Spawner
 
 # For the first rank of a session the template has yet to import torch.
 START_S = 180.0
 # How long the others may go on once a rank is red: long enough to fail by themselves, if they do.
-GRACE_S = 3.0
+GRACE_S = 2.0
 IDLE_S = 3.0
 CLOSE_S = 5.0
 POLL_S = 0.25
@@ -50,7 +52,8 @@ class Member:
     pid: int = 0
     exit_code: int | None = None
     ready: bool = False
-    collected: list[str] = field(default_factory=list)
+    cases: list[str] | None = None
+    printed_bytes: int = 0
     told: Told = field(default_factory=lambda: Told(0))
 
     @property
@@ -58,12 +61,27 @@ class Member:
         """Nothing more will come for this test."""
         return self.told.done or bool(self.told.problem)
 
+    def take_printed(self) -> str:
+        """What the rank has printed since this was last asked; it goes to a file, which outlives the rank."""
+        output = self.directory / "output"
+        if not output.exists():
+            return ""
+        with open(output, "rb") as file:
+            file.seek(self.printed_bytes)
+            printed = file.read()
+        self.printed_bytes += len(printed)
+        return printed.decode(errors="replace")
+
 
 class Pool:
     """N ranks, forked from a template. A pool in which a test was not green on all ranks is `broken` and of no use."""
 
     def __init__(self, kind: Kind, config: pytest.Config, address: str, directory: Path, file: str) -> None:
-        """Ask the template at `address` for the ranks; they collect `file` first and keep their files in `directory`."""
+        """Ask the template at `address` for the ranks.
+
+        Args:
+            directory: for what they print and note.   file: what they collect first.
+        """
         from glmv.parallel.launch import rendezvous
 
         self.kind, self.config, self.directory = kind, config, directory
@@ -108,23 +126,30 @@ class Pool:
             "options": rank_options(self.config, directory / "tmp"),
         }
 
-    def run(self, item: pytest.Item, following: str | None, timeout_s: float | None) -> list[pytest.TestReport]:
+    def run(
+        self, item: pytest.Item, following: str | None, timeout_s: float | None, cases: list[str] | None = None
+    ) -> list[pytest.TestReport]:
         """Run a test on all ranks.
 
         Args:
+            cases: node ids of all cases of the test's function; None if this session did not collect all.
             following: the test of this pool that will probably come next; fixtures which it shares are kept.
             timeout_s: for the test, without the start of the ranks; None for no limit.
         Returns:
             One report per phase.
         """
         for member in self.members:
-            member.told = Told(member.told.rank)
-        if self._wait_until_ready():
+            member.told, member.cases = Told(member.told.rank), None
+        began = time.monotonic()
+        ready, self.broken = not self.broken and self._wait_until_ready(), True
+        if ready:
             self._command(item.nodeid, following)
-            self._watch(timeout_s)
+            self._watch(timeout_s, cases)
+        for member in self.members:
+            member.told.printed = member.take_printed()
         told = [member.told for member in self.members]
-        reports = merge(item.nodeid, item.location, told)
-        self.broken = any(report.failed for report in reports) or any(member.told.problem for member in self.members)
+        reports = merge(item.nodeid, item.location, told, time.monotonic() - began)
+        self.broken = any(report.failed for report in reports)
         return reports
 
     def _wait_until_ready(self) -> bool:
@@ -146,14 +171,14 @@ class Pool:
         for member in self.members:
             member.channel.send({"nodeid": nodeid, "next": following, "shared": str(shared)})
 
-    def _watch(self, timeout_s: float | None) -> None:
+    def _watch(self, timeout_s: float | None, expected: list[str] | None) -> None:
         """Receive until every rank has told its end, or has to be ended."""
         deadline = time.monotonic() + (timeout_s or float("inf"))
         grace: float | None = None
         stalemate = Stalemate(IDLE_S)
         while not all(member.over for member in self.members):
             self._receive()
-            self._compare_collections()
+            self._compare_cases(expected)
             now = time.monotonic()
             if grace is None and any(member.told.problem or member.told.failure for member in self.members):
                 grace = now + GRACE_S
@@ -181,7 +206,7 @@ class Pool:
                     self._selector.unregister(key.fileobj)
         for member in self.members:
             if member.exit_code is not None and not member.over and member.channel not in self._readable():
-                member.told.problem = self._death(member)
+                member.told.problem, member.told.died = self._death(member), True
 
     def _readable(self) -> list[Any]:
         return [key.fileobj for key in self._selector.get_map().values()]
@@ -205,29 +230,31 @@ class Pool:
             case "broken":
                 told.problem = f"could not start:\n{message['text']}"
             case "collected":
-                member.collected = message["ids"]
+                member.cases = message["cases"]
             case "missing":
                 told.problem = f"did not collect this test. {message['text']}".rstrip()
             case "report":
-                report = self.config.hook.pytest_report_from_serializable(config=self.config, data=message["data"])
+                report = received(self.config, message["data"])
                 told.reports[report.when] = report
+                told.failed_at = told.failed_at or (time.monotonic() if report.failed else 0.0)
             case "done":
                 told.done, told.collectives = True, message["collectives"]
 
-    def _compare_collections(self) -> None:
-        lists = [member.collected for member in self.members]
-        if not all(lists) or all(ids == lists[0] for ids in lists):
-            return
-        for member, ids in zip(self.members, lists, strict=True):
-            surplus, lacking = sorted(set(ids) - set(lists[0])), sorted(set(lists[0]) - set(ids))
-            if ids != lists[0] and "collected" not in member.told.problem:
-                what = f"collected other tests than rank 0: it has {surplus or 'none'} more and lacks {lacking or 'none'}"
-                member.told.problem = f"{what}. {member.told.problem}".rstrip()
+    def _compare_cases(self, expected: list[str] | None) -> None:
+        """A rank that has other cases of the test's function than it should is red."""
+        for member in self.members:
+            cases = member.cases
+            should = expected or self.members[0].cases
+            if cases is None or should is None or cases == should or "collected" in member.told.problem:
+                continue
+            whom = "this session" if expected else "rank 0"
+            what = f"collected {cases or 'no case'}, {whom} collected {should or 'no case'}"
+            member.told.problem = f"{what}. {member.told.problem}".rstrip(" .")
 
     def _death(self, member: Member) -> str:
-        from glmv.verify.testing.death import describe
-
-        return describe(member.exit_code or 0, last_entry(member.directory / "journal"), member.directory / "output")
+        code, where = member.exit_code or 0, last_entry(member.directory / "journal")
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended its process with exit code {code}"
+        return f"{how} {where}"
 
     def _stacks(self, members: list[Member]) -> list[str]:
         return dump([member.pid for member in members], [member.directory / "stacks" for member in members])
@@ -236,13 +263,12 @@ class Pool:
         """Have the ranks that are not over print their stacks, and give this pool up."""
         others = [member for member in self.members if not member.over and member.pid]
         for member, stack in zip(others, self._stacks(others), strict=True):
-            member.told.stack = stack
+            member.told.stack = shortened(stack)
             place = f"was waiting in {waits_in(stack)}" if waits_in(stack) else f"stood in {stands_in(stack)}"
             member.told.problem = f"{why}: it {place}" if why else place
         for member in self.members:
             if not member.over:
                 member.told.problem = why
-        self.broken = True
 
     def close(self) -> None:
         """Let the ranks leave, and kill those that do not."""
@@ -260,21 +286,3 @@ class Pool:
                     member = self.members[message["rank"]]
                     member.exit_code = message.get("exit_code", member.exit_code)
         self._spawner.close()
-
-
-def rank_options(config: pytest.Config, basetemp: Path) -> dict[str, Any]:
-    """The options of this session for its ranks: what selects, prints or distributes tests stays here."""
-    mine = {
-        key: value
-        for key, value in vars(config.option).items()
-        if isinstance(value, str | int | float | bool | None)
-        or (isinstance(value, list) and all(isinstance(element, str) for element in value))
-    }
-    quiet = {
-        "keyword": "", "markexpr": "", "deselect": None, "maxfail": 0, "lf": False, "failedfirst": False,
-        "stepwise": False, "xmlpath": None, "numprocesses": None, "dist": "no", "tx": [], "usepdb": False,
-        "collectonly": False, "durations": None, "setupshow": False, "setuponly": False, "setupplan": False,
-    }  # fmt: skip
-    plugins = [*mine.get("plugins", []), "no:terminal", "no:cacheprovider", "no:xdist", "no:junitxml"]
-    where = {"rootdir": str(config.rootpath), "basetemp": str(basetemp), "plugins": plugins}
-    return mine | quiet | where | ({"inifilename": str(config.inipath)} if config.inipath else {})

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from glmv.verify.testing.child import cases_of
 from glmv.verify.testing.pool import Kind, Pool
 from glmv.verify.testing.template import ADDRESS, Template
 
@@ -24,6 +25,11 @@ class Pools:
         self._template: Template | None = None
         self._pools: dict[Kind, Pool] = {}
         self._following: dict[str, str | None] = {}
+        self._collected: list[str] = []
+
+    def collected(self, item: pytest.Item) -> None:
+        """Note an item before anything is deselected."""
+        self._collected.append(item.nodeid)
 
     def plan(self, items: Sequence[pytest.Item]) -> None:
         """Note which item follows which in its pool."""
@@ -39,10 +45,16 @@ class Pools:
         """The item's reports, one a phase."""
         kind, following = item.stash[KIND], self._following.get(item.nodeid)
         pool = self._pools.get(kind) or self._start(kind, item)
-        reports = pool.run(item, following, item.stash.get(TIMEOUT, None))
+        reports = pool.run(item, following, item.stash.get(TIMEOUT, None), self._cases(item))
         if pool.broken or following is None:
             self._pools.pop(kind).close()
         return reports
+
+    def _cases(self, item: pytest.Item) -> list[str] | None:
+        """All cases of the item's function, unless single tests were asked for by their ids."""
+        if any("::" in argument for argument in self.config.args):
+            return None
+        return cases_of(item.nodeid, self._collected)
 
     def _start(self, kind: Kind, item: pytest.Item) -> Pool:
         directory = self._directory(f"ranks-{kind}")

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
+RUNNER = ("/_pytest/", "/pluggy/", "/glmv/verify/testing/")
 WAITS = "torch/distributed/"
-DUMP_S = 1.0
+DUMP_S = 3.0
 
 
 def dump(pids: Sequence[int], files: Sequence[Path]) -> list[str]:
@@ -47,6 +48,17 @@ def main_thread(stack: str) -> list[re.Match[str]]:
         if any(frame["function"] == "pytest_runtestloop" for frame in frames):
             return frames
     return []
+
+
+def shortened(stack: str) -> str:
+    """Without the frames of pytest, which are the same in every test."""
+    lines: list[str] = []
+    cut = False
+    for line in stack.splitlines():
+        cut = line.startswith("  File") and (cut or any(name in line for name in RUNNER))
+        if not cut:
+            lines.append(line)
+    return "\n".join(lines)
 
 
 def waits_in(stack: str) -> str:

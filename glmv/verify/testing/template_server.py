@@ -54,6 +54,7 @@ class Server:
                     self.selector.register(self.listener.accept()[0], selectors.EVENT_READ)
                 elif key.fileobj == self.owner:
                     self._kill(list(self.ranks))
+                    signal.set_wakeup_fd(-1)
                     return None
                 elif key.fileobj is self.woken:
                     self._reap()
@@ -120,7 +121,6 @@ class Server:
         self.selector.close()
         for end in (*clients, self.listener, self.woken, self.waker):
             end.close()
-        os.close(self.owner)
 
 
 def become(request: dict[str, Any], control: socket.socket) -> int:
@@ -133,6 +133,8 @@ def become(request: dict[str, Any], control: socket.socket) -> int:
         os.dup2(nothing.fileno(), 0)
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)
     stacks = open(request["stacks"], "a", encoding="utf-8")  # noqa: SIM115 - open for as long as the process lives
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     return int(importlib.import_module(request["module"]).main(request, control))
