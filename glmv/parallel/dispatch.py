@@ -127,6 +127,13 @@ class Dispatcher(ABC):
         """This rank's experts over the rows that came for them; if none came, their weights still get gradients."""
         return expert_mlp(rows_NH, plan.counts_e, gate_up_eHF, down_eIH, kernels=kernels)
 
+    def all_counts(self, counts_E: Tensor) -> Tensor:
+        """Collective: the counts [P, E] of all ranks."""
+        gathered = counts_E.new_empty(self.size * len(counts_E))
+        dist.all_gather_into_tensor(gathered, counts_E.contiguous(), group=self.group)
+        self.traffic.bytes += (self.size - 1) * counts_E.numel() * counts_E.element_size()
+        return gathered.view(self.size, -1)
+
     @abstractmethod
     def plan(self, counts_E: Tensor) -> Plan:
         """Collective: agree on where everybody's rows go. The layer's only synchronisation of host and device."""
@@ -194,10 +201,7 @@ class AllGather(Dispatcher):
 
     def plan(self, counts_E: Tensor) -> Plan:
         """Every rank learns how many rows each has for each expert, and finds out where they stand."""
-        counts_PE = counts_E.new_empty(self.size, len(counts_E))
-        dist.all_gather_into_tensor(counts_PE, counts_E.contiguous(), group=self.group)
-        self.traffic.bytes += (self.size - 1) * counts_E.numel() * counts_E.element_size()
-        on_device, counts_PE = counts_E.device, counts_PE.cpu()
+        on_device, counts_PE = counts_E.device, self.all_counts(counts_E).cpu()
         held = counts_PE.shape[1] // self.size
         routed_P = counts_PE.sum(1)
         run_P = counts_PE.view(self.size, self.size, held).sum((0, 2))

@@ -11,9 +11,11 @@ from collections.abc import Collection, Sequence
 from torch import nn
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from glmv.config.features import FeaturesConfig
 from glmv.config.parallel import ParallelConfig
 from glmv.model.moe import Experts
-from glmv.parallel.dispatch import DISPATCHERS
+from glmv.parallel.balance import BalancedAllToAll
+from glmv.parallel.dispatch import DISPATCHERS, Dispatcher
 from glmv.parallel.mesh import Meshes, ParallelError
 from glmv.parallel.patterns import select_modules
 
@@ -22,24 +24,30 @@ KEY = "parallel.ep_plan.apply_modules"
 SHARDED_KEY = "parallel.ep_plan.apply_efsdp_modules"
 
 
-def apply_expert_parallel(model: nn.Module, config: ParallelConfig, meshes: Meshes) -> list[str]:
+def apply_expert_parallel(
+    model: nn.Module, config: ParallelConfig, features: FeaturesConfig, meshes: Meshes
+) -> list[str]:
     """Spread the experts of `model` over the ep axis, in place.
 
     Args:
         model: on any device, meta included, not sharded yet.
+        features: says whether hot experts are copied.
     Returns:
         Names of the modules that FSDP must shard over the experts' mesh; none where experts are laid out as all else.
     Raises:
         PatternError: a pattern matches no module.
-        ParallelError: a module without experts is named, or sizes don't divide the experts or their weights.
+        ParallelError: a module without experts is named, sizes don't divide the experts or their weights, or copies
+            are asked for where no exchange can make them.
     """
+    _check_balance(config, features)
     if config.expert_parallel_size == 1 and config.expert_fully_shard_parallel_size is None:
         return []
     chosen = _expert_modules(model, config)
     for name, experts in chosen.items():
         _check_sizes(name, experts, meshes)
         if meshes.ep.size() > 1:
-            _spread(experts, config, meshes)
+            _spread(experts, meshes)
+            experts.dispatcher = _dispatcher(config, features, meshes)
     return list(chosen)
 
 
@@ -92,9 +100,29 @@ def _check_sizes(name: str, experts: Experts, meshes: Meshes) -> None:
             shard_dim(weight.shape, meshes.experts["efsdp"].size())
 
 
-def _spread(experts: Experts, config: ParallelConfig, meshes: Meshes) -> None:
+def _check_balance(config: ParallelConfig, features: FeaturesConfig) -> None:
+    if not features.enable_ep_balance:
+        return
+    if config.expert_parallel_size == 1:
+        raise ParallelError(
+            "features.enable_ep_balance = true, but parallel.expert_parallel_size = 1: no other rank can run a copy.\n"
+            "Give an expert_parallel_size, or turn it off."
+        )
+    if config.ep_plan.dispatcher != "alltoall":
+        raise ParallelError(
+            f"features.enable_ep_balance = true, but parallel.ep_plan.dispatcher = {config.ep_plan.dispatcher}: only "
+            "alltoall can send rows to copies.\nUse it, or turn enable_ep_balance off."
+        )
+
+
+def _dispatcher(config: ParallelConfig, features: FeaturesConfig, meshes: Meshes) -> Dispatcher:
+    if features.enable_ep_balance:
+        return BalancedAllToAll(meshes.ep, features.ep_balance_plan.max_dup_experts_num)
+    return DISPATCHERS[config.ep_plan.dispatcher](meshes.ep)
+
+
+def _spread(experts: Experts, meshes: Meshes) -> None:
     for name, weight in [*experts.named_parameters()]:
         # Nothing is sent: every rank keeps its part of what it has, and has all or nothing yet (meta).
         part = distribute_tensor(weight.detach(), meshes.ep, [Shard(0)], src_data_rank=None)
         experts.register_parameter(name, nn.Parameter(part, requires_grad=weight.requires_grad))
-    experts.dispatcher = DISPATCHERS[config.ep_plan.dispatcher](meshes.ep)

@@ -83,7 +83,7 @@ def parallelize(model: nn.Module, parallel: ParallelConfig, features: FeaturesCo
     Raises:
         PatternError: a pattern matches nothing.   ParallelError: sizes do not fit the model.
     """
-    experts = apply_expert_parallel(model, parallel, meshes)
+    experts = apply_expert_parallel(model, parallel, features, meshes)
     apply_recompute(model, features)
     return apply_fsdp(model, parallel, meshes, experts)
 
