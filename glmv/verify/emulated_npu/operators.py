@@ -53,7 +53,6 @@ def kernel(contract: Contract) -> Any:  # noqa: ANN401
         note_call(contract.name, args, kwargs)
         call = vars(contract.bind(args, kwargs))
         device = common_device(contract.name, call)
-        note_waits(contract.name, call)
         views: dict[int, Tensor] = {}
         return on_npu(contract(**on_host_by_name(call, views)), device, views)
 
@@ -69,12 +68,6 @@ def common_device(name: str, call: Kwargs) -> torch.device:
             f"Expected all tensors to be on the same device, but found at least two devices, {found}! (npu::{name})"
         )
     return devices.pop()
-
-
-def note_waits(name: str, call: Kwargs) -> None:
-    """Count operators that read a tensor's values on the host: separate outputs need the groups' sizes."""
-    if name == "npu_grouped_matmul" and call["split_item"] in (0, 1) and call["group_list"] is not None:
-        extension().count_sync(name)
 
 
 def tensors_of(values: Any) -> list[Tensor]:  # noqa: ANN401

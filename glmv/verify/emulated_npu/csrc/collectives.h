@@ -52,7 +52,16 @@ class Ended final : public c10d::Work {
 class HcclOverGloo final : public c10d::Backend {
  public:
   explicit HcclOverGloo(c10::intrusive_ptr<c10d::Backend> gloo)
-      : Backend(gloo->getRank(), gloo->getSize()), gloo_(std::move(gloo)) {}
+      : Backend(gloo->getRank(), gloo->getSize()), gloo_(std::move(gloo)), number_(next_number()) {}
+
+  // Tells the groups of this process apart.
+  int64_t number() const {
+    return number_;
+  }
+
+  c10::intrusive_ptr<c10d::Backend> gloo() const {
+    return gloo_;
+  }
 
   const std::string getBackendName() const override {
     return "hccl";
@@ -323,7 +332,13 @@ class HcclOverGloo final : public c10d::Backend {
     return c10::make_intrusive<Ended>(std::move(results));
   }
 
+  static int64_t next_number() {
+    static std::atomic<int64_t> next{0};
+    return next++;
+  }
+
   c10::intrusive_ptr<c10d::Backend> gloo_;
+  int64_t number_;
 };
 
 } // namespace emulated_npu

@@ -60,9 +60,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("calls", [] { return counters().calls(); });
   module.def("syncs", [] { return counters().syncs(); });
   module.def("collectives", [] { return counters().collectives(); });
-  module.def("hccl", [](const c10::intrusive_ptr<c10d::Backend>& gloo) -> c10::intrusive_ptr<c10d::Backend> {
-    return c10::make_intrusive<HcclOverGloo>(gloo);
-  });
+  py::class_<HcclOverGloo, c10d::Backend, c10::intrusive_ptr<HcclOverGloo>>(module, "ProcessGroupHCCL")
+      .def(py::init<c10::intrusive_ptr<c10d::Backend>>())
+      .def_property_readonly("number", &HcclOverGloo::number)
+      .def_property_readonly("gloo", &HcclOverGloo::gloo);
 }
 
 } // namespace
