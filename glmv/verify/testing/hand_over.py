@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 
-def received(config: pytest.Config, data: dict[str, Any]) -> pytest.TestReport:
+def received(data: dict[str, Any]) -> pytest.TestReport:
     """A report that came as JSON, which has no tuples."""
     if isinstance(data["longrepr"], list):
         data["longrepr"] = tuple(data["longrepr"])
     data["user_properties"] = [tuple(pair) for pair in data["user_properties"]]
-    return config.hook.pytest_report_from_serializable(config=config, data=data)
+    return pytest.TestReport._from_json(data)
 
 
 def rank_options(config: pytest.Config, basetemp: Path) -> dict[str, Any]:

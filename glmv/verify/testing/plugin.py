@@ -11,17 +11,13 @@ from collections.abc import Iterator
 import pytest
 
 from glmv.verify.testing.fixtures import device, process, shared_dir  # noqa: F401 (fixtures of this plugin)
-from glmv.verify.testing.npu import Npu, choose_npu
-from glmv.verify.testing.pool import Kind
-from glmv.verify.testing.pools import KIND, TIMEOUT, Pools
+from glmv.verify.testing.markers import KIND, MARKERS, NPU, TIMEOUT, kind_of
+from glmv.verify.testing.npu import choose_npu
+from glmv.verify.testing.pools import Pools
 from glmv.verify.testing.rank import RANK
+from glmv.verify.testing.torchrun import TorchrunSession, is_torchrun
 
-MARKERS = (
-    "npu: runs on a real NPU, or where there is none on the emulated device",
-    "world_size(n): runs on n ranks at once; each of them executes the test",
-)
 POOLS = pytest.StashKey[Pools]()
-NPU = pytest.StashKey[Npu]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,11 +33,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )  # fmt: skip
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the markers known, and start nothing yet."""
+    """Make the markers known, and find out what this session is: a rank of a pool, a rank of torchrun, or neither."""
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
-    if RANK not in config.stash:
+    if RANK in config.stash:
+        return
+    if is_torchrun():
+        config.pluginmanager.register(TorchrunSession(config), "glmv-torchrun")
+    else:
         config.stash[POOLS] = Pools(config)
 
 
@@ -65,27 +66,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     config.stash[POOLS].plan(session.items)
 
 
-def kind_of(item: pytest.Item) -> Kind | None:
-    """What the markers of an item ask for; None if it runs in this process.
-
-    Raises:
-        pytest.UsageError: the marker `world_size` has not exactly one positive number.
-    """
-    marker, npu = item.get_closest_marker("world_size"), item.get_closest_marker("npu")
-    if marker is None and npu is None:
-        return None
-    arguments = (1,) if marker is None else marker.args
-    if len(arguments) != 1 or not isinstance(arguments[0], int) or arguments[0] < 1:
-        raise pytest.UsageError(f"{item.nodeid}: the marker is world_size(n) with a number of ranks, not {marker}")
-    if npu is None:
-        return Kind(arguments[0], item.config.getoption("--device"), emulated=False)
-    return Kind(arguments[0], "npu", item.config.stash[NPU].emulated)
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     """Run an item on ranks in its pool; any other goes its usual way."""
-    if KIND not in item.stash:
+    if KIND not in item.stash or POOLS not in item.config.stash:
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     reports = item.config.stash[POOLS].run(item)

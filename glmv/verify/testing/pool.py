@@ -234,7 +234,7 @@ class Pool:
             case "missing":
                 told.problem = f"did not collect this test. {message['text']}".rstrip()
             case "report":
-                report = received(self.config, message["data"])
+                report = received(message["data"])
                 told.reports[report.when] = report
                 told.failed_at = told.failed_at or (time.monotonic() if report.failed else 0.0)
             case "done":

@@ -9,12 +9,9 @@ from pathlib import Path
 import pytest
 
 from glmv.verify.testing.child import cases_of
+from glmv.verify.testing.markers import KIND, TIMEOUT
 from glmv.verify.testing.pool import Kind, Pool
 from glmv.verify.testing.template import ADDRESS, Template
-
-KIND = pytest.StashKey[Kind]()
-# As pytest-timeout works it out from marker, option and ini file.
-TIMEOUT = pytest.StashKey[float | None]()
 
 
 class Pools:

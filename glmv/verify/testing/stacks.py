@@ -83,14 +83,20 @@ def stands_in(stack: str) -> str:
     return f"{frames[0]['function']} ({frames[0]['file']}:{frames[0]['line']})" if frames else "an unknown place"
 
 
-def processor_ticks(pid: int) -> tuple[int, bool]:
-    """Processor time that a process and its threads have used, and whether one of them wants to run right now."""
+def processor_ticks(pid: int, without: int | None = None) -> tuple[int, bool]:
+    """Processor time that the threads of a process have used, and whether one of them wants to run right now.
+
+    Args:
+        without: a thread that does not count.
+    """
     total, runnable = 0, False
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except FileNotFoundError:
         return 0, False
     for thread in threads:
+        if thread == str(without):
+            continue
         try:
             fields = Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
@@ -112,9 +118,9 @@ class Stalemate:
         self._ticks: list[int] = []
         self._since = time.monotonic()
 
-    def idle(self, pids: Sequence[int]) -> bool:
+    def idle(self, pids: Sequence[int], without: int | None = None) -> bool:
         """Whether none of these processes has done anything for `idle_s` seconds. Ask a few times a second."""
-        seen = [processor_ticks(pid) for pid in pids]
+        seen = [processor_ticks(pid, without) for pid in pids]
         ticks = [used for used, _ in seen]
         if ticks != self._ticks or any(runnable for _, runnable in seen):
             self._ticks, self._since = ticks, time.monotonic()
