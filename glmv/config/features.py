@@ -45,7 +45,7 @@ class EpBalancePlan(Section):
     """`features.ep_balance_plan`."""
 
     max_dup_experts_num: Count = 2
-    """How many hot experts may be copied to another rank."""
+    """How many copies of other ranks' hot experts one rank may hold at a time."""
 
 
 class FeaturesConfig(Section):
@@ -68,7 +68,7 @@ class FeaturesConfig(Section):
     activation_offload_plan: ModulePlan = ModulePlan()
     """Whose activations are moved."""
     enable_ep_balance: bool = False
-    """Copy hot experts to idle expert-parallel ranks."""
+    """Copy hot experts to idle expert-parallel ranks, for a layer and a pass at a time."""
     ep_balance_plan: EpBalancePlan = EpBalancePlan()
     """Limits of the copying."""
 

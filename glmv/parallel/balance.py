@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -181,6 +181,29 @@ class BalancedAllToAll(AllToAll):
         dist.all_to_all_single(arrived, weights, way.receive, way.send, group=self.group)
         self.traffic.bytes += len(weights) * weights.shape[1:].numel() * weights.element_size()
         return arrived
+
+
+class LoadMeter:
+    """What copies of hot experts do for the most loaded rank, over all layers and passes since `reset`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        dispatchers = [getattr(module, "dispatcher", None) for module in model.modules()]
+        self.dispatchers = [found for found in dispatchers if isinstance(found, BalancedAllToAll)]
+
+    def reset(self) -> None:
+        """Begin anew."""
+        for dispatcher in self.dispatchers:
+            dispatcher.loads.clear()
+
+    def read(self) -> tuple[float | None, float | None]:
+        """Collective: the mean load without and with copies, equal on every rank; None without balancing."""
+        if not self.dispatchers:
+            return None, None
+        loads = [load for dispatcher in self.dispatchers for load in dispatcher.loads]
+        total = torch.tensor([*map(sum, zip(*loads)), len(loads)], dtype=torch.float64)
+        dist.all_reduce(total)
+        before, after, passes = total.tolist()
+        return before / passes, after / passes
 
 
 def most_by_mean(load: Sequence[int]) -> float:

@@ -130,7 +130,7 @@ class Dispatcher(ABC):
     def all_counts(self, counts_E: Tensor) -> Tensor:
         """Collective: the counts [P, E] of all ranks."""
         gathered = counts_E.new_empty(self.size * len(counts_E))
-        dist.all_gather_into_tensor(gathered, counts_E.contiguous(), group=self.group)
+        dist.all_gather_single(gathered, counts_E.contiguous(), group=self.group)
         self.traffic.bytes += (self.size - 1) * counts_E.numel() * counts_E.element_size()
         return gathered.view(self.size, -1)
 
@@ -225,7 +225,7 @@ class AllGather(Dispatcher):
         assert way.after is not None, "nobody keeps everybody's rows"
         longest = max(way.receive)
         everything = rows.new_empty(self.size * longest, *rows.shape[1:])
-        dist.all_gather_into_tensor(everything, F.pad(rows, (0, 0, 0, longest - len(rows))), group=self.group)
+        dist.all_gather_single(everything, F.pad(rows, (0, 0, 0, longest - len(rows))), group=self.group)
         self.traffic.add((self.size - 1) * longest, rows)
         return everything.index_select(0, way.after)
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -35,6 +36,10 @@ class StepMetrics:
     """Samples since the beginning of the training, this step included."""
     time_ms: float
     """Wall time of the step on this rank, loading of its data included."""
+    expert_load: float | None = None
+    """With copies of hot experts: rows of the most loaded rank by the mean over ranks, had there been no copies."""
+    expert_load_balanced: float | None = None
+    """The same with the copies."""
 
 
 def log_line(metrics: StepMetrics, train_iters: int, now: datetime) -> str:
@@ -128,9 +133,19 @@ class Reporter:
             f"loss        {first.loss:.6f} -> {last.loss:.6f}\n"
             f"speed       {seconds * 1000 / len(timed):.1f} ms per step, "
             f"{sum(m.tokens for m in timed) / max(seconds, 1e-9):.1f} target tokens per second\n"
+            f"{_experts(timed)}"
             f"checkpoint  {checkpoint or 'none (training.save is not set)'}\n"
             f"metrics     {self.path}"
         )
+
+
+def _experts(steps: Sequence[StepMetrics]) -> str:
+    """A line of the summary, where hot experts were copied."""
+    loads = [(m.expert_load, m.expert_load_balanced) for m in steps if m.expert_load and m.expert_load_balanced]
+    if not loads:
+        return ""
+    before, after = (sum(column) / len(loads) for column in zip(*loads))
+    return f"experts     most loaded rank {before:.2f} x mean, {after:.2f} x with copies of hot experts\n"
 
 
 def _progress(console: Console) -> Progress:

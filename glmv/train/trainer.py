@@ -10,6 +10,7 @@ from glmv.checkpoint.manifest import read_manifest
 from glmv.checkpoint.paths import ASSETS
 from glmv.checkpoint.training import LoadReport, load_optimizer, save_checkpoint
 from glmv.config import Config
+from glmv.parallel.balance import LoadMeter
 from glmv.parallel.grad_norm import clip_grad_norm
 from glmv.parallel.mesh import Sizes
 from glmv.parallel.process import current, on_all_ranks
@@ -60,6 +61,7 @@ class Trainer:
                 refuse_other_assets(config, self.directory)
             self.batches = batches or SampledBatches(config, self.process)
         self.model, report = build_model(config, self.process, self.directory, buffers)
+        self.loads = LoadMeter(self.model)
         self.optimizer = build_optimizer(self.model, training)
         # What was converted from Hugging Face (iteration 0) has no optimizer state to load.
         if self.iteration > 0 and not training.no_load_optim:
@@ -110,6 +112,7 @@ class Trainer:
                 f"warning: step {step}: no sample of the global batch has a label to learn; loss and gradients are 0. "
                 "Look at cutoff_len and at the labels of your data."
             )
+        self.loads.reset()
         loss_type, device = self.config.features.loss_cfg.loss_type, self.process.device
         loss, partial = accumulate_gradients(self.model, micro_batches, targets, device, loss_type)
         self.observer.after_backward(self, step, loss)
@@ -119,6 +122,7 @@ class Trainer:
         lr = self.schedule.lr_at(step - 1)
         optimizer_step(self.optimizer, lr)
         self.iteration = step
+        expert_load, expert_load_balanced = self.loads.read()
         metrics = StepMetrics(
             step=step,
             loss=loss,
@@ -128,6 +132,8 @@ class Trainer:
             global_batch_size=self.global_batch_size,
             consumed_samples=step * self.global_batch_size,
             time_ms=(time.perf_counter() - began) * 1000,
+            expert_load=expert_load,
+            expert_load_balanced=expert_load_balanced,
         )
         self.observer.after_step(self, step, metrics)
         self.optimizer.zero_grad(set_to_none=True)

@@ -32,7 +32,6 @@ def test_without_it_it_can_be_trained(published):
         "parallel.tensor_parallel_size=2",
         "features.enable_dynamic_chunk_loss=true",
         "features.enable_activation_offload=true",
-        "features.enable_ep_balance=true",
         "training.optimizer=muon",
         "training.save_async=true",
         "tools.profile.enable=true",
