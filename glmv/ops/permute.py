@@ -13,7 +13,7 @@ def count_tokens(top_k_index_TK: Tensor, num_experts: int) -> Tensor:
 
     (`bincount` asks twice, for the smallest and the largest; `histc` has no integer kernel on the CPU.)
     """
-    index_R = top_k_index_TK.flatten()
+    index_R = top_k_index_TK.flatten().long()
     return index_R.new_zeros(num_experts, dtype=torch.int64).scatter_add_(0, index_R, torch.ones_like(index_R))
 
 
