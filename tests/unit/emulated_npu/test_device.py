@@ -37,6 +37,22 @@ def test_mixed_devices_are_refused(device_facts, name):
     assert device_facts[name].startswith("RuntimeError: Expected all tensors to be on the same device")
 
 
+def test_outputs_are_resized(device_facts):
+    assert device_facts["resized_output"] == [[1.0, 2.0, 3.0], True, [1, 0, 2]]
+
+
+def test_views_share_memory(device_facts):
+    assert device_facts["views_share_memory"] == [[0.0, 2.0, 0.0], [0.0, 2.0, 0.0]]
+
+
+def test_indices_may_come_from_the_host(device_facts):
+    assert device_facts["host_indices"] == [0.0, 2.0]
+
+
+def test_copies_between_devices(device_facts):
+    assert device_facts["between_devices"] == [[[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]], "npu:1", "0"]
+
+
 def test_a_single_number_may_stay_on_the_host(device_facts):
     assert device_facts["mixed_with_number"] == [3.0, 3.0]
 

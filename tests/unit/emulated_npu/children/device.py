@@ -3,6 +3,7 @@
 import copy
 import io
 import sys
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -69,6 +70,39 @@ def mixed_with_other_npu():
 def mixed_operator():
     gate = torch.ones(2, device="npu:1")
     return torch.ops.npu.npu_rms_norm(torch.ones(2, 2, device=NPU), gate)
+
+
+@fact
+def resized_output():
+    output = torch.empty(0, device=NPU)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        values, positions = torch.sort(torch.tensor([2.0, 1.0, 3.0], device=NPU), out=(output, long_output()))
+    return [output.tolist(), values is output, positions.tolist()]
+
+
+def long_output():
+    return torch.empty(9, dtype=torch.int64, device=NPU)
+
+
+@fact
+def views_share_memory():
+    base = torch.zeros(2, 3, device=NPU)
+    base.t()[1].add_(1)
+    torch.view_as_real(torch.view_as_complex(base.view(3, 2))).mul_(2)
+    return base.tolist()
+
+
+@fact
+def host_indices():
+    return torch.arange(4.0, device=NPU)[torch.tensor([0, 2])].tolist()
+
+
+@fact
+def between_devices():
+    strided = torch.arange(6.0, device=NPU).view(2, 3).t()
+    moved = strided.to("npu:1")
+    return [moved.tolist(), str(moved.device), str(torch.npu.current_device())]
 
 
 @fact

@@ -20,4 +20,4 @@ def answer(function):
 
 
 def report():
-    print(json.dumps({name: answer(function) for name, function in FACTS.items()}))
+    print(json.dumps({name: answer(function) for name, function in FACTS.items()}, default=str))
