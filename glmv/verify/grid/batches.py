@@ -14,6 +14,7 @@ PIXELS = 3 * 2 * 14 * 14
 Part = int | tuple[int, ...]
 MICRO_BATCHES: dict[str, list[list[Part]]] = {
     "picture": [[3, (4, 6), 6]],
+    "wide_picture": [[5, (2, 8), 9]],
     "pictures": [[2, (2, 4), (6, 2), 5], [4, (4, 4), 2]],
     "text": [[11]],
     "one": [[9]],
