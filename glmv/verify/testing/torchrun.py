@@ -150,6 +150,8 @@ class TorchrunSession:
     def _judge(self, ranks: list[Told]) -> None:
         """Called by rank 0's watcher when a test cannot be finished: report it, and write what there is to write."""
         if self.item is not None and self.session is not None:
+            if (capture := self.config.pluginmanager.getplugin("capturemanager")) is not None:
+                capture.suspend_global_capture(in_=True)
             # Fixtures of this rank hang in what cannot be finished: leave them to the end of the process.
             self.session._setupstate.stack.clear()
             for report in merge(self.item.nodeid, self.item.location, ranks):
