@@ -10,6 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from glmv.verify.grid import machine
+from glmv.verify.grid.asked import lacking
 from glmv.verify.grid.cases import Case, covering, every, rounded
 from glmv.verify.grid.law import Law
 from glmv.verify.grid.verdict import judge_case, report
@@ -51,6 +52,7 @@ def law_of(models):
 
 def test_parity(case: Case, models, law_of, shared_dir, process):
     trainer = machine.run(case, models, shared_dir, process)
+    assert lacking(case, trainer) == []
     misses = judge_case(case, law_of(case.routing), trainer, Trace(shared_dir / "trace"), process)
     if misses:
         pytest.fail(report(case, misses), pytrace=False)

@@ -1,0 +1,59 @@
+"""Does the trainer have what the case asks for? A case that silently ran as another would prove nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch.distributed.tensor import DTensor
+
+from glmv.model.moe import Experts
+from glmv.parallel.balance import BalancedAllToAll
+from glmv.parallel.dispatch import AllGather, AllToAll
+from glmv.train.recompute import Recomputed
+from glmv.train.trainer import Trainer
+from glmv.verify.grid.cases import Case
+
+EXCHANGES = {"none": type(None), "alltoall": AllToAll, "allgather": AllGather, "balance": BalancedAllToAll}
+
+
+def lacking(case: Case, trainer: Trainer) -> list[str]:
+    """What a trainer that has taken a step lacks of its case, in words."""
+    model = trainer.model
+    experts = [module for module in model.modules() if isinstance(module, Experts)]
+    return [
+        *_lacks_mesh(case, model.lm_head.weight),
+        *(fault for module in experts for fault in _lacks_exchange(case, module)),
+        *_lacks_recomputation(case, trainer),
+    ]
+
+
+def _lacks_mesh(case: Case, weight: object) -> Iterator[str]:
+    shape = tuple(weight.device_mesh.shape) if isinstance(weight, DTensor) else ()
+    wanted = (case.ranks,) if case.shard == "fsdp" else (2, case.ranks // 2)
+    if tuple(size for size in shape if size > 1) != tuple(size for size in wanted if size > 1):
+        yield f"lm_head lies on a mesh {shape}, not {wanted}"
+
+
+def _lacks_exchange(case: Case, module: Experts) -> Iterator[str]:
+    ep, efsdp, _ = case.sizes
+    weight, dispatcher = module.down_proj, module.dispatcher
+    part = weight.to_local().numel() if isinstance(weight, DTensor) else weight.numel()
+    # FSDP's shards of dim 0 may be uneven; those of expert parallelism are not.
+    if ep > 1 and part * ep * efsdp != weight.numel():
+        yield f"a rank holds {part} of {weight.numel()} elements, not one of {ep} x {efsdp} parts"
+    if type(dispatcher) is not EXCHANGES[case.exchange]:
+        yield f"tokens are exchanged by {type(dispatcher).__name__}"
+    if isinstance(dispatcher, BalancedAllToAll) and case.routing == "skewed" and not _copied(dispatcher):
+        yield "no hot expert was copied"
+
+
+def _copied(dispatcher: BalancedAllToAll) -> bool:
+    return any(after < before for before, after in dispatcher.loads)
+
+
+def _lacks_recomputation(case: Case, trainer: Trainer) -> Iterator[str]:
+    for name, layer in trainer.model.model.language_model.layers.named_children():
+        found = layer.forward
+        kind = ("reentrant" if found.reentrant else "on") if isinstance(found, Recomputed) else "off"
+        if kind != case.recompute:
+            yield f"recomputation of layer {name} is {kind}"
