@@ -55,7 +55,7 @@ def refuse_real() -> None:
     """Where a real NPU can be used, nothing is emulated."""
     if Path("/dev/davinci_manager").exists() and importlib.util.find_spec("torch_npu") is not None:
         raise EmulationError("A real NPU is here (/dev/davinci_manager, torch_npu): use it, not the emulated one.")
-    if "torch_npu" in sys.modules or torch._C._get_privateuse1_backend_name() != "privateuseone":
+    if sys.modules.get("torch_npu") is not None or torch._C._get_privateuse1_backend_name() != "privateuseone":
         raise EmulationError(
             "This process has imported torch_npu or another device extension, which took the place of the emulated npu."
             " Start one with TORCH_DEVICE_BACKEND_AUTOLOAD=0."

@@ -16,6 +16,7 @@ import selectors
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 PRELOADED = (
@@ -69,8 +70,9 @@ class Server:
         if not message:
             self._forget(client)
             return None
-        for name in PRELOADED:
-            importlib.import_module(name)
+        with without_torch_npu():
+            for name in PRELOADED:
+                importlib.import_module(name)
         gc.freeze()
         with open(message.decode(), encoding="utf-8") as file:
             request = json.load(file)
@@ -121,6 +123,16 @@ class Server:
         self.selector.close()
         for end in (*clients, self.listener, self.woken, self.waker):
             end.close()
+
+
+@contextlib.contextmanager
+def without_torch_npu() -> Iterator[None]:
+    """Transformers imports torch_npu where it is installed: nothing to do before a fork, and it may fail."""
+    sys.modules["torch_npu"] = None  # type: ignore[assignment] # Python's own way of saying that there is none
+    try:
+        yield
+    finally:
+        del sys.modules["torch_npu"]
 
 
 def become(request: dict[str, Any], control: socket.socket) -> int:
