@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: setup verify test lint faults clean
+.PHONY: setup verify test lint faults conformance bare-npu clean
 
 # The main job: a small GLM-4.5V is trained on real pictures over 4 ranks, and every step is judged.
 verify: setup
@@ -26,6 +26,14 @@ lint: setup
 # Put every seeded fault in, and see its tests turn red.
 faults: setup
 	$(BIN)/glmv faults run
+
+# The contract of the NPU's operators against the real torch_npu wheel, which is put into build/.
+conformance: setup
+	$(BIN)/python -m glmv.verify.wheel
+
+# torch_npu in the main environment and no CANN: the CPU works as before.
+bare-npu: setup
+	$(BIN)/python -m glmv.verify.wheel.bare
 
 setup: $(STAMP)
 

@@ -46,6 +46,8 @@ def read_recording(path: Path) -> list[RecordedCall]:
     """
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(rows, list):
+            raise TypeError(f"a list of calls is due, not a {type(rows).__name__}")
         return [RecordedCall(row["op"], tuple(_decode(row["args"])), _decode(row["kwargs"])) for row in rows]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RecordingError(f"{path} is not a recording of operator calls: {error!r}") from error
