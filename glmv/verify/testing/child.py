@@ -133,9 +133,12 @@ def cases_of(nodeid: str, ids: Iterable[str]) -> list[str]:
 
 
 def collectives_issued() -> int:
-    """How many collectives this rank has issued on the process group of all ranks; 0 without one."""
+    """How many collectives of the CPU this rank has issued on the process group of all ranks; 0 without one."""
+    import torch
     import torch.distributed as dist
 
     if not dist.is_initialized():
         return 0
-    return int(dist.group.WORLD._get_sequence_number_for_group())  # type: ignore[union-attr]
+    # An accelerator's group has a backend for each device and no number of its own; gloo is always among them.
+    cpu = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
+    return int(cpu._get_sequence_number_for_group())
