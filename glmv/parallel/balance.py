@@ -51,9 +51,9 @@ class Copies:
 def place_copies(counts_PE: Counts, most: int) -> Copies:
     """Decide greedily which experts are copied where, and whose rows go to the copies.
 
-    As long as it helps, the most loaded rank's most loaded expert is copied to the least loaded rank that may hold
-    another copy, with half the difference of their rows. Its own rows move first (they need no sending), then those of
-    the ranks that have most of them.
+    As long as some rank has more rows than the mean, the most loaded expert of the most loaded rank is copied to the
+    least loaded rank that may hold another copy, with as many rows as bring one of the two to the mean. That rank's own
+    rows move first (they need no sending), then those of the ranks that have most of them.
 
     Args:
         counts_PE: rows of each rank for each expert.   most: copies that one rank may hold.
@@ -64,13 +64,14 @@ def place_copies(counts_PE: Counts, most: int) -> Copies:
     at_home = [sum(counts[expert] for counts in counts_PE) for expert in range(experts)]
     load = [sum(at_home[rank * held : (rank + 1) * held]) for rank in range(ranks)]
     borrowed: list[set[int]] = [set() for _ in range(ranks)]
+    mean = -(-sum(load) // ranks)  # rounded up: below it nobody can be
     while True:
         hot = max(range(ranks), key=lambda rank: load[rank])
         expert = max(range(hot * held, (hot + 1) * held), key=lambda x: at_home[x])
         free = [rank for rank in range(ranks) if len(borrowed[rank]) < most and expert not in borrowed[rank]]
         cold = min((rank for rank in free if rank != hot), key=lambda rank: load[rank], default=hot)
-        moved = min((load[hot] - load[cold]) // 2, at_home[expert])
-        if moved == 0:
+        moved = min(load[hot] - mean, mean - load[cold], at_home[expert])
+        if moved <= 0:
             break
         borrowed[cold].add(expert)
         at_home[expert] -= moved
