@@ -46,18 +46,18 @@ def skipped(reason: str) -> int:
 
 
 def recorded_step(path: Path) -> Path | None:
-    """A recording of one training step on the emulated npu, made anew; None where there is no C++ compiler for that.
+    """Where one training step on the emulated npu is recorded, made anew; None without a C++ compiler for that.
 
-    Raises:
-        GlmvError: the step fails.
+    If the step fails, its last words are printed, and the file is missing: the test that wants it is red.
     """
+    path.unlink(missing_ok=True)
     if shutil.which(os.environ.get("CXX", "g++")) is None:
         print("conformance: no C++ compiler, so no training step is recorded and replayed")
         return None
     command = [sys.executable, "-m", "glmv.verify.wheel.record", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise GlmvError(f"the training step on the emulated npu cannot be recorded:\n{done.stderr[-4000:]}")
+        print(f"conformance: the training step on the emulated npu fails:\n{done.stderr[-4000:]}")
     return path
 
 

@@ -57,7 +57,7 @@ def wheel_gradients(name: str, case: Case) -> Gradients:
         node = outputs[0].grad_fn
         assert node is not None
         incoming = [torch.ones_like(outputs[0]), *[None] * (len(node._input_metadata) - 1)]
-        grads = node(*incoming)
+        grads = node(*incoming)  # type: ignore[operator] # C++ nodes are callable
         grads = grads if isinstance(grads, tuple) else (grads,)
         found = zip(_edges(node, leaves), grads, strict=True)
         return dict.fromkeys(leaves) | {to: described(grad) for to, grad in found if to and grad is not None}
@@ -90,4 +90,5 @@ def _called_on_npu(name: str, case: Case) -> tuple[list[Tensor], dict[str, Tenso
 def _edges(node: torch.autograd.graph.Node, leaves: Mapping[str, Tensor]) -> list[str | None]:
     """For each gradient that a node returns: the argument it goes to."""
     names = {id(leaf): name for name, leaf in leaves.items()}
-    return [None if edge is None else names[id(edge.variable)] for edge, _ in node.next_functions]
+    leads_to = [getattr(edge, "variable", None) for edge, _ in node.next_functions]  # an edge of an input has one
+    return [None if variable is None else names[id(variable)] for variable in leads_to]
