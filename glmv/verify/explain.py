@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 import torch
@@ -37,20 +36,3 @@ def explain(candidate: Tensors, truth: Tensors, by_rank: Mapping[int, Tensors]) 
         if abs(f) > 0.02
     ]
     return ", ".join(parts)
-
-
-def holding_rank(name: str, where: str, shapes: Mapping[str, torch.Size], world_size: int) -> int | None:
-    """The rank whose shard holds an element, where FSDP2 splits every tensor along dim 0 as `torch.chunk` does.
-
-    Args:
-        name: published name; the experts of a layer are one stacked tensor, split by expert.
-        where: index of the element such as "[3, 17]"; None is returned for anything else.
-    """
-    index = re.match(r"\[(\d+)", where)
-    if index is None or name not in shapes:
-        return None
-    row, rows = int(index[1]), shapes[name][0]
-    if expert := re.search(r"(.*\.experts\.)(\d+)\.(\w+)\.weight$", name):
-        row = int(expert[2])
-        rows = sum(1 for other in shapes if other.startswith(expert[1]) and other.endswith(f".{expert[3]}.weight"))
-    return row // -(-rows // world_size)

@@ -74,7 +74,7 @@ def write_report(result: Result, directory: Path) -> Path:
 
 def _setting(result: Result) -> str:
     options = result.options
-    parts = [f"{options.world_size} ranks, {options.steps} steps, {result.seconds:.0f} s"]
+    parts = [f"{options.world_size} ranks ({options.layout}), {options.steps} steps, {result.seconds:.0f} s"]
     return ", ".join(parts + [f"{name} {version}" for name, version in versions().items()])
 
 

@@ -27,6 +27,7 @@ from glmv.tiny.make import make_tiny
 from glmv.train.metrics import METRICS_FILE
 from glmv.verify.export import judge_export, judge_hf_logits, judge_start
 from glmv.verify.judge import Finding
+from glmv.verify.owner import Layout
 from glmv.verify.steps import Recipe, StepVerdict, judge_run
 from glmv.verify.trace import Trace
 from spec.config import Config
@@ -53,6 +54,12 @@ class Options:
     pictures: Path = PICTURES
     policies: tuple[str, ...] = tuple(POLICIES)
     buffers: str = "fp32"
+
+    @property
+    def layout(self) -> Layout:
+        """Two expert-parallel ranks where the number of ranks allows them; all else sharded over all."""
+        ep = 2 if self.world_size % 2 == 0 else 1
+        return Layout(self.world_size, shards=self.world_size, ep=ep, efsdp=self.world_size // ep)
 
 
 @dataclass
@@ -173,6 +180,7 @@ def _overrides(policy: str, options: Options) -> list[str]:
         f"data.dataset_param.basic_parameters.dataset={options.pictures / 'conversations.json'}",
         f"model.model_name_or_path={options.out / 'hf'}",
         f"parallel.fsdp_plan.param_dtype={policy}",
+        f"parallel.expert_parallel_size={options.layout.ep}",
         f"training.load={options.out / 'dcp'}",
         f"training.save={work / 'dcp'}",
         f"training.train_iters={options.steps}",
@@ -220,7 +228,7 @@ def _recipe(config: TrainConfig, hub: Path, policy: str, options: Options) -> Re
         schedule=schedule,
         hyper=hyper,
         dtype=POLICIES[policy],
-        world_size=options.world_size,
+        layout=options.layout,
         loss_type=config.features.loss_cfg.loss_type,
         buffers=BUFFERS[options.buffers],
     )

@@ -11,8 +11,9 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from glmv.verify.explain import explain, holding_rank
+from glmv.verify.explain import explain
 from glmv.verify.judge import DRAWS, Finding, Noise, compare, mean_projection, overall_projection
+from glmv.verify.owner import Layout, owner
 from glmv.verify.routing import RoutingNoise, ScoreNoise, judge_margins, judge_share, margins, score_noise
 from glmv.verify.trace import MicroBatch, Trace, TracedStep
 from glmv.verify.updates import judge_update
@@ -33,7 +34,7 @@ class Recipe:
     schedule: Schedule
     hyper: Hyper
     dtype: torch.dtype
-    world_size: int
+    layout: Layout
     loss_type: str = "per_token_loss"
     buffers: torch.dtype | None = None
 
@@ -199,8 +200,8 @@ def _judge_weights(step: TracedStep, recipe: Recipe) -> Iterator[Finding]:
 
 
 def _located(finding: Finding, shapes: Mapping[str, torch.Size], recipe: Recipe) -> Finding:
-    rank = holding_rank(finding.name, finding.where, shapes, recipe.world_size)
-    return finding if rank is None else replace(finding, where=f"{finding.where}, in the shard of rank {rank}")
+    held = owner(finding.name, finding.where, shapes, recipe.layout)
+    return replace(finding, where=f"{finding.where}, {held}") if held else finding
 
 
 def _explain(step: TracedStep, truth: _Answer, recipe: Recipe) -> str:

@@ -20,7 +20,7 @@ def summary(result: Result, report: Path) -> str:
     options = result.options
     policies = " + ".join(policy.policy for policy in result.policies)
     rope = "  bf16 rope buffers" if options.buffers == "bf16" else ""
-    lines = [f"verify  {options.world_size} ranks (FSDP2)  {options.steps} steps  {policies}{rope}"]
+    lines = [f"verify  {options.world_size} ranks ({options.layout})  {options.steps} steps  {policies}{rope}"]
     for policy in result.policies:
         lines += _block(policy)
     missed = result.missed

@@ -22,12 +22,12 @@ from glmv.verify.grid import machine
 from glmv.verify.grid.cases import Case
 from glmv.verify.grid.law import Law
 from glmv.verify.judge import DRAWS, Finding, Noise, compare
+from glmv.verify.owner import Layout, owner
 from glmv.verify.routing import RoutingNoise, judge_margins, score_noise
 from glmv.verify.trace import Trace, TracedStep
 from glmv.verify.updates import judge_update
 from spec.numerics import Policy
 from spec.optimizer import Hyper
-from spec.partition import holder
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 # Published names in the order in which a backward pass reaches their gradients; the layers' numbers count down.
@@ -199,22 +199,14 @@ def _backward_order(name: str) -> tuple[int, int, int]:
 
 
 def _owner(name: str, where: str, case: Case, step: TracedStep) -> str:
-    """Who holds an element: `held by dp_shard 2`, `held by ep 1, efsdp 0`."""
-    index = [int(i) for i in re.findall(r"\d+", where)]
-    expert = re.search(r"\.experts\.(\d+)\.", name)
-    if name not in step.before or not (index or expert):
-        return ""
-    if not expert:
-        shards = case.ranks if case.shard == "fsdp" else case.ranks // 2
-        return f"held by dp_shard {holder(index[0], len(step.before[name]), shards)}"
+    shapes = {key: tensor.shape for key, tensor in step.before.items()}
+    return owner(name, where, shapes, layout_of(case))
+
+
+def layout_of(case: Case) -> Layout:
+    """The case's meshes."""
     ep, efsdp, _ = case.sizes
-    experts = len({n for n in step.before if n.startswith(name[: expert.start(1)]) and n.endswith("down_proj.weight")})
-    owner = f"held by ep {holder(int(expert[1]), experts, ep)}"
-    if not index or efsdp == 1:
-        return owner
-    # The machine stores x @ W, the published weight is its transpose: the stacked tensor's rows are the columns here.
-    rows = step.before[name].shape[1]
-    return f"{owner}, efsdp {holder(index[1], rows, efsdp)}"
+    return Layout(case.ranks, case.ranks if case.shard == "fsdp" else case.ranks // 2, ep, efsdp)
 
 
 def report(case: Case, misses: Sequence[Miss]) -> str:

@@ -46,7 +46,7 @@ class Board:
         """The value, or None if nobody has put it yet."""
         return json.loads(self._store.get(key)) if self._store.check([key]) else None
 
-    def wait(self, *keys: str) -> list[Any]:
+    def wait_for_ranks(self, *keys: str) -> list[Any]:
         """The values, as soon as all are there."""
         self._store.wait(list(keys), WHOLE_DAY)
         return [json.loads(value) for value in self._store.multi_get(list(keys))]

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from _pytest._code.code import ExceptionRepr
 from _pytest.reports import TestReport
 
+from glmv.verify.testing.lockstep import OtherRankFailedError
+
 PHASES = ("setup", "call", "teardown")
 
 
@@ -66,13 +68,23 @@ def merge(nodeid: str, location: Location, ranks: Sequence[Told], seconds: float
 
 def _verdict(ranks: Sequence[Told]) -> tuple[str, ExceptionRepr | str] | None:
     """The phase that is red and why; None if all ranks agree on something better."""
-    failed = sorted((told for told in ranks if told.failure is not None), key=lambda told: told.failed_at)
+    failed = sorted((told for told in ranks if told.failure is not None), key=_cause_first)
     problems = [told for told in ranks if told.problem]
     if failed and not any(told.died for told in ranks):
         return failed[0].failure.when or "call", _failure(failed, ranks)  # type: ignore[union-attr]
     if problems:
         return _phase_after(problems[0]), "\n".join([*_problem_lines(ranks), *_consequences(failed)])
     return _disagreement(ranks)
+
+
+def _cause_first(told: Told) -> tuple[bool, float]:
+    return _is_consequence(told), told.failed_at
+
+
+def _is_consequence(told: Told) -> bool:
+    """The rank failed because it was told that another one had."""
+    crash = getattr(getattr(told.failure, "longrepr", None), "reprcrash", None)
+    return crash is not None and OtherRankFailedError.__name__ in crash.message
 
 
 def _disagreement(ranks: Sequence[Told]) -> tuple[str, str] | None:
@@ -144,7 +156,7 @@ def _printed(ranks: Sequence[Told]) -> list[tuple[str, str]]:
 def _failure(failed: Sequence[Told], ranks: Sequence[Told]) -> ExceptionRepr | str:
     """The first failing rank's traceback whole, then one short paragraph for each other kind of end."""
     alike: dict[tuple[str, ...], list[Told]] = {}
-    for told in failed:
+    for told in [told for told in failed if not _is_consequence(told)] or failed:
         alike.setdefault(_kind_of_end(told.failure), []).append(told)
     first, *others = alike.values()
     lines = [f"{_names(group, ranks)}: {_message(group[0].failure)}" for group in others] + _problem_lines(ranks)
@@ -177,8 +189,10 @@ def _names(group: Sequence[Told], ranks: Sequence[Told]) -> str:
 
 
 def _problem_lines(ranks: Sequence[Told]) -> list[str]:
-    """Why ranks ended without a report, and where they stood. Those that only waited come last."""
-    lines = [f"rank {told.rank} {told.problem}" for told in ranks if told.problem]
+    """Why ranks ended without a report, and where they stood: the dead first, those that only waited last."""
+    astray = [told for told in ranks if told.problem]
+    astray.sort(key=lambda told: 0 if told.died else 2 if "was waiting in" in told.problem else 1)
+    lines = [f"rank {told.rank} {told.problem}" for told in astray]
     lines += [f"rank {told.rank}: passed" for told in ranks if told.done and told.failure is None and not told.problem]
     for told in ranks:
         if told.stack:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from glmv.verify.testing.fixtures import device, process, shared_dir  # noqa: F401 (fixtures of this plugin)
+from glmv.verify.testing.lockstep import keep_in_step, load_profile
 from glmv.verify.testing.markers import KIND, MARKERS, NPU, TIMEOUT, kind_of
 from glmv.verify.testing.npu import choose_npu
 from glmv.verify.testing.pools import Pools
@@ -39,11 +40,14 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     if RANK in config.stash:
-        return
-    if is_torchrun():
+        load_profile()
+    elif is_torchrun():
+        load_profile()
         config.pluginmanager.register(TorchrunSession(config), "glmv-torchrun")
     else:
-        config.stash[POOLS] = Pools(config)
+        config.stash[POOLS] = pools = Pools(config)
+        if getattr(config.option, "numprocesses", None):
+            pools.share_template()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -93,6 +97,12 @@ def _tear_down_here(item: pytest.Item, nextitem: pytest.Item | None, reports: li
     call = pytest.CallInfo.from_call(lambda: item.session._setupstate.teardown_exact(nextitem), "teardown")
     if call.excinfo is not None:
         reports[-1] = pytest.TestReport.from_item_and_call(item, call)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """On a rank: the examples of hypothesis are drawn in step with the other ranks."""
+    keep_in_step(item)
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)

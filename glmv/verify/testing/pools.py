@@ -63,10 +63,14 @@ class Pools:
         return self.config._tmp_path_factory.mktemp(name)  # type: ignore[attr-defined]
 
     def _address(self) -> str:
-        if ADDRESS in os.environ:
-            return os.environ[ADDRESS]
+        if shared := os.environ.get(ADDRESS):
+            return shared
         self._template = self._template or Template()
         return self._template.address
+
+    def share_template(self) -> None:
+        """Start the template for the workers of pytest-xdist, which inherit its address; it imports nothing yet."""
+        os.environ[ADDRESS] = self._address()
 
     def close(self) -> None:
         """End all ranks, and the template if it is this session's own."""
@@ -75,3 +79,4 @@ class Pools:
         self._pools.clear()
         if self._template is not None:
             self._template.stop()
+            os.environ.pop(ADDRESS, None)

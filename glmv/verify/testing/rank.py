@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from glmv.verify.testing.board import Board
+
 
 @dataclass
 class Rank:
@@ -16,6 +18,7 @@ class Rank:
         rank, world_size: as everywhere.   device: kind of device ("cpu", "cuda", "npu").
         shared: the directory that all ranks share during the test that runs now.
         generation: how many process groups this rank has joined.
+        board: what the ranks tell each other, once they have had to.   tests: how many of them needed it.
     """
 
     rank: int
@@ -23,6 +26,8 @@ class Rank:
     device: str
     shared: Path | None = None
     generation: int = 0
+    board: Board | None = None
+    tests: int = 0
 
 
 RANK = pytest.StashKey[Rank]()

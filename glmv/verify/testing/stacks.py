@@ -11,7 +11,7 @@ from pathlib import Path
 
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
 RUNNER = ("/_pytest/", "/pluggy/", "/glmv/verify/testing/")
-WAITS = "torch/distributed/"
+WAITS = ("/torch/distributed/", "/glmv/verify/testing/board")
 DUMP_S = 3.0
 
 
@@ -66,7 +66,7 @@ def waits_in(stack: str) -> str:
     frames = main_thread(stack)
     inside = []
     for frame in frames:
-        if WAITS not in frame["file"]:
+        if not any(name in frame["file"] for name in WAITS):
             break
         inside.append(frame)
     if not inside:

@@ -92,7 +92,7 @@ class TorchrunSession:
         self.session = session
         ids = [item.nodeid for item in session.items if KIND in item.stash]
         self.board.put(f"collected/{self.me.rank}", ids)
-        everyone = self.board.wait(*(f"collected/{rank}" for rank in range(self.me.world_size)))
+        everyone = self.board.wait_for_ranks(*(f"collected/{rank}" for rank in range(self.me.world_size)))
         for rank, theirs in enumerate(everyone):
             if theirs != everyone[0]:
                 raise pytest.UsageError(_difference(rank, theirs, everyone[0]) if self.me.rank == 0 else "see rank 0")
@@ -107,7 +107,7 @@ class TorchrunSession:
         self.test, self.item = self.test + 1, item
         if self.me.rank == 0:
             self.board.put(f"{self.test}/go", str(self.config._tmp_path_factory.mktemp("shared")))  # type: ignore[attr-defined]
-        [shared] = self.board.wait(f"{self.test}/go")
+        [shared] = self.board.wait_for_ranks(f"{self.test}/go")
         self.me.shared = Path(shared)
         began = time.monotonic()
         self.watcher.begin(self.test, item.stash.get(TIMEOUT, None))
@@ -131,7 +131,7 @@ class TorchrunSession:
 
     def _exchange(self) -> list[Told]:
         self.board.put(f"{self.test}/done/{self.me.rank}", {"collectives": collectives_issued()})
-        ends = self.board.wait(*(f"{self.test}/done/{rank}" for rank in range(self.me.world_size)))
+        ends = self.board.wait_for_ranks(*(f"{self.test}/done/{rank}" for rank in range(self.me.world_size)))
         ranks = []
         for rank, end in enumerate(ends):
             told = Told(rank, reports_of(self.board, self.test, rank), done=True, collectives=end["collectives"])

@@ -1,9 +1,8 @@
 """What an error of the gradients looks like."""
 
-import pytest
 import torch
 
-from glmv.verify.explain import explain, holding_rank
+from glmv.verify.explain import explain
 
 random = torch.Generator().manual_seed(0)
 BY_RANK = {rank: {"w": torch.randn(8, 5, generator=random, dtype=torch.float64)} for rank in range(4)}
@@ -26,13 +25,3 @@ def test_a_divisor_is_named():
 
 def test_an_error_of_another_kind_is_not_explained_away():
     assert explain({"w": TRUTH["w"].roll(1, 0)}, TRUTH, BY_RANK) == ""
-
-
-@pytest.mark.parametrize(("row", "rank"), [(0, 0), (2, 0), (3, 1), (9, 3)])
-def test_rows_are_held_in_chunks(row, rank):
-    assert holding_rank("w", f"[{row}, 2]", {"w": torch.Size([10, 7])}, world_size=4) == rank
-
-
-def test_an_expert_is_a_row_of_its_stack():
-    shapes = {f"layers.1.mlp.experts.{e}.up_proj.weight": torch.Size([40, 72]) for e in range(6)}
-    assert holding_rank("layers.1.mlp.experts.5.up_proj.weight", "[0, 1]", shapes, world_size=2) == 1
