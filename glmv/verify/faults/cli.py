@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -73,10 +74,15 @@ def run_command(
         print(f"{'ok ' if verdict.good else 'RED'}  {verdict.fault:<32} {verdict.dead}")
         for killer, red in verdict.outcomes.items():
             print(f"       {'red' if red else 'green':<6} {killer}")
+        if verdict.located is not None:
+            print(f"       {'named' if verdict.located else 'MISSED'} first wrong: {verdict.named or 'nothing'}")
     bad = [verdict.fault for verdict in verdicts if not verdict.good]
     if out is not None:
-        rows = [{"fault": v.fault, "good": v.good, "dead": v.dead, "outcomes": v.outcomes} for v in verdicts]
+        rows = [{"good": verdict.good, **dataclasses.asdict(verdict)} for verdict in verdicts]
         out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    if placed := [verdict for verdict in verdicts if verdict.located is not None]:
+        right = sum(bool(verdict.located) for verdict in placed)
+        print(f"the parity grid named the faulty place first for {right} of {len(placed)} faults")
     killed = sum(verdict.good for verdict in verdicts)
     print(f"{killed} of {len(chosen)} faults killed by every test that claims to" + (f"; look at {bad}" if bad else ""))
     raise typer.Exit(1 if bad else 0)

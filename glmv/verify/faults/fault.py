@@ -18,6 +18,8 @@ class Fault:
         sentence: what a user would suffer from.
         killers: node ids of tests (below the root) that must each turn red; a parametrised test may be named without
             its brackets, then one red case is enough.
+        first: a regular expression for what the parity grid must name as first wrong, in one of its red cases; "" where
+            no case of the grid is a killer.
     """
 
     id: str
@@ -26,6 +28,7 @@ class Fault:
     replacement: str
     sentence: str
     killers: tuple[str, ...]
+    first: str = ""
 
     @property
     def path(self) -> Path:

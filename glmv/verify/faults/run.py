@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,18 +13,22 @@ from glmv.verify.faults.fault import ROOT, DeadFaultError, Fault
 from glmv.verify.faults.hook import VARIABLE
 
 NOT_FOUND = 4  # pytest's exit code for a test that it cannot find
+FIRST_WRONG = re.compile(r"first wrong: ([^:\n]+)")
 
 
 @dataclass(frozen=True)
 class Verdict:
     """What the killers said. `outcomes` maps each named killer to True if it turned red.
 
-    `dead` says why a fault proves nothing: its line is gone, or a killer is.
+    `dead` says why a fault proves nothing: its line is gone, or a killer is. `named` is what the parity grid called
+    wrong first, and `located` whether that is the place where the fault sits (None if the fault does not say).
     """
 
     fault: str
     outcomes: dict[str, bool]
     dead: str = ""
+    named: str = ""
+    located: bool | None = None
 
     @property
     def good(self) -> bool:
@@ -32,15 +37,17 @@ class Verdict:
 
 
 class _Outcomes:
-    """pytest plugin: which tests ran, and which of them turned red."""
+    """pytest plugin: which tests ran, which of them turned red, and what the parity grid called wrong first."""
 
     def __init__(self) -> None:
         self.red: dict[str, bool] = {}
+        self.named: list[str] = []
 
     def pytest_runtest_logreport(self, report: object) -> None:
         node: str = report.nodeid  # type: ignore[attr-defined]
         if report.when == "call" or report.failed:  # type: ignore[attr-defined]
             self.red[node] = self.red.get(node, False) or bool(report.failed)  # type: ignore[attr-defined]
+        self.named += FIRST_WRONG.findall(report.longreprtext)  # type: ignore[attr-defined]
 
 
 def run_faults(faults: Sequence[Fault], jobs: int, done: Callable[[Verdict], None]) -> list[Verdict]:
@@ -79,10 +86,12 @@ def _run_all(waiting: list[Fault], jobs: int) -> Iterator[Verdict]:
 
 
 def _verdict(fault: Fault, said: str) -> Verdict:
-    code, red = json.loads(said) if said else (1, {})
+    code, red, named = json.loads(said) if said else (1, {}, [])
     if code == NOT_FOUND:
         return Verdict(fault.id, {}, dead=f"one of its killers does not exist: {', '.join(fault.killers)}")
-    return Verdict(fault.id, {killer: _is_red(killer, red) for killer in fault.killers})
+    outcomes = {killer: _is_red(killer, red) for killer in fault.killers}
+    located = any(re.search(fault.first, name) for name in named) if fault.first else None
+    return Verdict(fault.id, outcomes, named="; ".join(dict.fromkeys(named)), located=located)
 
 
 def _is_red(killer: str, red: dict[str, bool]) -> bool:
@@ -106,7 +115,7 @@ def _fork(fault: Fault) -> tuple[int, int]:
         os._exit(status)
 
 
-def _run_killers(fault: Fault) -> tuple[int, dict[str, bool]]:
+def _run_killers(fault: Fault) -> tuple[int, dict[str, bool], list[str]]:
     import pytest
 
     from glmv.verify.faults.hook import install_or_refuse
@@ -119,7 +128,7 @@ def _run_killers(fault: Fault) -> tuple[int, dict[str, bool]]:
     install_or_refuse()
     outcomes = _Outcomes()
     code = pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *fault.killers], plugins=[outcomes])
-    return int(code), outcomes.red
+    return int(code), outcomes.red, outcomes.named
 
 
 def _warm_up() -> None:
