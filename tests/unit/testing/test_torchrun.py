@@ -1,0 +1,52 @@
+"""Under torchrun every rank is a session: they agree on all, or all end."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.multirank
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+def torchrun(sessions, what):
+    return sessions.run("launched.py", launcher=TORCHRUN, WHAT=what)
+
+
+def test_a_green_session_is_told_by_rank_0_alone(sessions):
+    session = torchrun(sessions, "nothing")
+    assert session.exit_code == 0
+    assert session.printed.count("4 passed") == 1
+    assert "1 tests are for other numbers of ranks" in session.printed
+    assert [case.outcome for case in session.cases.values()] == ["passed"] * 4
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("killed", "rank 1 died in the call of tests/unit/testing/sessions/launched.py::test_the_bad_one"),
+        ("sleeps", "rank 1 was not done in time: it stood in test_the_bad_one"),
+        ("fails", "rank 1: AssertionError: only rank 0 is right"),
+    ],
+)
+def test_a_rank_gone_astray_is_red_and_ends_the_session(what, said, sessions):
+    session = torchrun(sessions, what)
+    assert session.exit_code == 1
+    assert said in session.cases["test_the_bad_one"].said
+    assert "FAILED tests/unit/testing/sessions/launched.py::test_the_bad_one - rank 1" in session.printed
+    assert "test_afterwards" not in session.cases
+
+
+def test_ranks_that_collect_differently_do_not_begin(sessions):
+    session = torchrun(sessions, "other cases")
+    assert session.exit_code == 1
+    assert "rank 1 collected other tests than rank 0; it has in addition" in session.printed
+    assert session.cases == {}
+
+
+def test_xdist_is_refused():
+    command = [sys.executable, "-m", "pytest", "-n", "2", "tests/unit/testing/test_torchrun.py", "--collect-only"]
+    ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "RANK": "0", "WORLD_SIZE": "2"})
+    assert ended.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "pytest-xdist (-n, --dist) and torchrun exclude each other" in ended.stderr
