@@ -309,7 +309,7 @@ class HcclOverGloo final : public c10d::Backend {
     void finish(Tensors& results) const {
       for (auto& result : results) {
         if (average) {
-          result.div_(1);
+          result.div_(size);
         }
       }
     }
