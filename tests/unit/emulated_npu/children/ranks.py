@@ -143,7 +143,8 @@ def fused_exchange():
     name = dist.group.WORLD._get_backend(NPU).get_hccl_comm_name(RANK)
     rows = torch.tensor([[1.0, 0.0], [2.0, 0.0]], device=NPU, dtype=torch.bfloat16) * (1 + 10 * RANK)
     weight = torch.full((1, 2, 3), RANK + 1.0, device=NPU, dtype=torch.bfloat16)
-    return torch.ops.npu.npu_alltoallv_gmm(rows, weight, name, SIZE, [1, 1], [1, 1])[0].tolist()
+    product = torch.ops.npu.npu_alltoallv_gmm(rows, weight, name, SIZE, [1, 1], [1, 1])[0]
+    return [product.tolist(), str(product.device)]
 
 
 def network(device):
