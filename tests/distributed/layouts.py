@@ -35,13 +35,15 @@ POLICIES = {
     "bf16": {"param_dtype": "bf16", "reduce_dtype": "fp32"},
 }
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
-# What the bias of the choice makes of the routing; experts 0 to 5 are rank 0's of two, 0 to 2 of four.
+# What the bias of the choice makes of the routing. A token has three experts; of four ranks the first holds 0, 1 and 2,
+# the last 9, 10 and 11.
 ROUTINGS = {
     "even": {},
     "all_to_first_rank": {0: 4.0, 1: 4.0, 2: 4.0},
     "all_to_last_rank": {9: 4.0, 10: 4.0, 11: 4.0},
     "one_hot_expert": {5: 4.0},
 }
+BALANCE = {"enable_ep_balance": True, "ep_balance_plan": {"max_dup_experts_num": 2}}
 
 
 @functools.cache
@@ -104,6 +106,31 @@ def gradients_of(model):
 def norm_of(model, norm_type=2.0):
     """Collective: the norm that clipping sees, on this rank."""
     return float(clip_grad_norm(model.parameters(), 0.0, norm_type))
+
+
+def watch_choices(model):
+    """Experts by layer of every pass that follows."""
+    choices = []
+    gates = [name for name, _ in model.named_modules() if name.endswith("mlp.gate")]
+    for name in gates:
+
+        def keep(_, __, output, name=name):
+            if name == gates[0]:
+                choices.append({})
+            choices[-1][int(name.split(".")[3])] = output[0]
+
+        model.get_submodule(name).register_forward_hook(keep)
+    return choices
+
+
+def of_trained(law, said):
+    """A law about no more than the parameters that `said` has gradients for."""
+    return lambda policy: {name: truth for name, truth in law(policy).items() if name in said}
+
+
+def trained_names(model):
+    """Published names of what is not frozen."""
+    return {*per_expert({name: p for name, p in model.named_parameters() if p.requires_grad})}
 
 
 def everyone(thing):
