@@ -48,7 +48,7 @@ class Glm4vMoeModel(nn.Module):
         positions_3BS = mrope_positions(types_BS, grids, merge, document_BS)
         features = self.features(media, device)
         visible = visible_tokens(attention_mask_BS, lengths, device)
-        return self.language_model(input_ids_BS, features, types_BS.to(device), positions_3BS.to(device), visible)
+        return self.language_model(input_ids_BS, features, types_BS, positions_3BS.to(device), visible)
 
     def features(self, media: dict[int, Media], device: torch.device) -> dict[int, Tensor]:
         """Features [M, H] by token type. Without any media, those of one black 2x2 image, which no token takes.

@@ -80,8 +80,8 @@ class TextModel(nn.Module):
         Args:
             input_ids_BS: int64.
             features: by token type, [M, H] in token order.
-            types_BS: 0 text, 1 image, 2 video: what replaces the token's embedding. M tokens for the M features of a
-                type; features of a type that no token has (a dummy's) are left over.
+            types_BS: on the host: 0 text, 1 image, 2 video: what replaces the token's embedding. M tokens for the M
+                features of a type; features of a type that no token has (a dummy's) are left over.
             position_ids_3BS: int64; used for RoPE only, attention never sees it.
             visible: padding or packed documents.
         """
@@ -94,11 +94,13 @@ class TextModel(nn.Module):
     def embed(self, input_ids_BS: Tensor, features: dict[int, Tensor], types_BS: Tensor) -> Tensor:
         """Token embeddings [B, S, H] with the features in their places."""
         hidden_BSH = self.embed_tokens(input_ids_BS)
+        hidden_TH = hidden_BSH.flatten(0, 1)
         for kind, features_MH in features.items():
-            place_BS1 = (types_BS == kind)[..., None]
+            # Places counted by the host: a mask on the device would let it wait for their number in backward.
+            place_M = (types_BS.flatten() == kind).nonzero().flatten().to(hidden_TH.device)
             # A dummy's features replace nothing, yet this gives them a gradient of zeros, and so all vision weights.
-            hidden_BSH = hidden_BSH.masked_scatter(place_BS1, features_MH.to(hidden_BSH.dtype))
-        return hidden_BSH
+            hidden_TH = hidden_TH.index_copy(0, place_M, features_MH[: len(place_M)].to(hidden_TH.dtype))
+        return hidden_TH.view_as(hidden_BSH)
 
 
 def visible_tokens(attention_mask_BS: Tensor | None, documents: list[int] | None, device: torch.device) -> Visible:

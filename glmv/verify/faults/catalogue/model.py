@@ -88,8 +88,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         id="vision-left-out-of-text-batches",
         file="glmv/model/text.py",
-        line="hidden_BSH = hidden_BSH.masked_scatter(place_BS1, features_MH.to(hidden_BSH.dtype))",
-        replacement="hidden_BSH = hidden_BSH.masked_scatter(place_BS1, features_MH.to(hidden_BSH.dtype)) if place_BS1.any() else hidden_BSH",
+        line="hidden_TH = hidden_TH.index_copy(0, place_M, features_MH[: len(place_M)].to(hidden_TH.dtype))",
+        replacement="hidden_TH = hidden_TH.index_copy(0, place_M, features_MH.to(hidden_TH.dtype)) if len(place_M) else hidden_TH",
         sentence="A rank without pictures gives the vision tower no gradient, and the other ranks wait for it.",
         killers=(
             "tests/unit/model/test_vision.py::test_a_batch_without_images_still_gives_the_tower_gradients_of_zero",
