@@ -1,9 +1,12 @@
 """Fixtures of every tier."""
 
+import functools
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from glmv.verify.judge import judge as judge_by_law
@@ -22,3 +25,42 @@ def judge() -> Callable[[Mapping[str, Tensor], Callable[[Policy], Mapping[str, T
             pytest.fail("\n".join(missed[:10]))
 
     return check
+
+
+@pytest.fixture(scope="session")
+def grid_models(tmp_path_factory, process) -> Path:
+    """The parity grid's models, written by rank 0 for all."""
+    from glmv.verify.grid import machine
+
+    shared = [str(tmp_path_factory.mktemp("grid"))]
+    dist.broadcast_object_list(shared)
+    directory = Path(shared[0])
+    if process.is_main:
+        machine.write_models(directory)
+    dist.barrier()
+    return directory
+
+
+@pytest.fixture(scope="session")
+def grid_law(grid_models):
+    from glmv.verify.grid.law import Law
+
+    return functools.cache(lambda routing: Law.read(grid_models / f"hf-{routing}"))
+
+
+@pytest.fixture
+def take_grid_case(grid_models, grid_law, shared_dir, process):
+    """`take_grid_case(case)`: all ranks take its step and judge it; fails with what went wrong first."""
+    from glmv.verify.grid import machine
+    from glmv.verify.grid.asked import lacking
+    from glmv.verify.grid.verdict import judge_case, report
+    from glmv.verify.trace import Trace
+
+    def take(case):
+        __tracebackhide__ = True
+        trainer = machine.run(case, grid_models, shared_dir, process)
+        assert lacking(case, trainer) == []
+        if misses := judge_case(case, grid_law(case.routing), trainer, Trace(shared_dir / "trace"), process):
+            pytest.fail(report(case, misses), pytrace=False)
+
+    return take

@@ -4,17 +4,9 @@ Before a merge every pair of choices meets in some case on 4 ranks. `--grid all`
 every pair on 8 ranks; a single case of either is run by its name: `--grid all -k 4-hsdp-2x2x1-allgather-...`.
 """
 
-import functools
-
 import pytest
-import torch.distributed as dist
 
-from glmv.verify.grid import machine
-from glmv.verify.grid.asked import lacking
-from glmv.verify.grid.cases import Case, covering, every, rounded
-from glmv.verify.grid.law import Law
-from glmv.verify.grid.verdict import judge_case, report
-from glmv.verify.trace import Trace
+from glmv.verify.grid.cases import covering, every, rounded
 
 
 def cases_of(grid):
@@ -33,26 +25,5 @@ def pytest_generate_tests(metafunc):
     metafunc.parametrize("case", [pytest.param(c, id=c.id, marks=pytest.mark.world_size(c.ranks)) for c in cases])
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory, process):
-    """The tiny models, written by rank 0."""
-    shared = [str(tmp_path_factory.mktemp("models"))]
-    dist.broadcast_object_list(shared)
-    directory = machine.Path(shared[0])
-    if process.is_main:
-        machine.write_models(directory)
-    dist.barrier()
-    return directory
-
-
-@pytest.fixture(scope="module")
-def law_of(models):
-    return functools.cache(lambda routing: Law.read(models / f"hf-{routing}"))
-
-
-def test_parity(case: Case, models, law_of, shared_dir, process):
-    trainer = machine.run(case, models, shared_dir, process)
-    assert lacking(case, trainer) == []
-    misses = judge_case(case, law_of(case.routing), trainer, Trace(shared_dir / "trace"), process)
-    if misses:
-        pytest.fail(report(case, misses), pytrace=False)
+def test_parity(case, take_grid_case):
+    take_grid_case(case)
