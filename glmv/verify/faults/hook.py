@@ -1,7 +1,7 @@
 """Puts a seeded fault into a module while it is imported; the file on disk stays as it is.
 
-`GLMV_FAULT=id` is honoured in a pytest process, and in a rank that such a process started. Anywhere else it is refused:
-a fault must never reach a training.
+`GLMV_FAULT=id` is honoured in a pytest process, and in what such a process started, be it through a launcher. Anywhere
+else it is refused: a fault must never reach a training.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import CodeType, ModuleType
 
 from glmv.verify.faults.catalogue import FAULTS
@@ -53,7 +54,7 @@ def install_or_refuse() -> None:
         SystemExit: this is no test process, or the fault is unknown.
     """
     name = os.environ[VARIABLE]
-    if "pytest" not in sys.modules and os.environ.get(PARENT) != str(os.getppid()):
+    if "pytest" not in sys.modules and not _descends_from(os.environ.get(PARENT, "")):
         sys.exit(f"{VARIABLE}={name} puts a bug into glmv and is for test processes only. Unset it to go on.")
     fault = next((fault for fault in FAULTS if fault.id == name), None)
     if fault is None:
@@ -64,3 +65,17 @@ def install_or_refuse() -> None:
     sys.meta_path.insert(0, finder)
     if "pytest" in sys.modules:
         os.environ[PARENT] = str(os.getpid())
+
+
+def _descends_from(ancestor: str) -> bool:
+    """Whether the process with this id is the parent of this one, or its parent's parent and so on (on Linux)."""
+    process = os.getppid()
+    while process > 1:
+        if str(process) == ancestor:
+            return True
+        try:
+            stat = Path(f"/proc/{process}/stat").read_text()
+        except OSError:
+            return False
+        process = int(stat.rpartition(")")[2].split()[1])
+    return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 from glmv.verify.faults.fault import ROOT, DeadFaultError, Fault
 from glmv.verify.faults.hook import VARIABLE
+from glmv.verify.testing.template import ADDRESS, Template
 
 NOT_FOUND = 4  # pytest's exit code for a test that it cannot find
 FIRST_WRONG = re.compile(r"first wrong: ([^:\n]+)")
@@ -60,9 +62,10 @@ def run_faults(faults: Sequence[Fault], jobs: int, done: Callable[[Verdict], Non
     touched = sorted({fault.module for fault in faults} & sys.modules.keys())
     assert not touched, f"imported before a fault could be put in: {touched}"
     verdicts = {}
-    for verdict in _run_all(list(faults), jobs):
-        verdicts[verdict.fault] = verdict
-        done(verdict)
+    with _ranks_at_hand():
+        for verdict in _run_all(list(faults), jobs):
+            verdicts[verdict.fault] = verdict
+            done(verdict)
     return [verdicts[fault.id] for fault in faults]
 
 
@@ -129,6 +132,18 @@ def _run_killers(fault: Fault) -> tuple[int, dict[str, bool], list[str]]:
     outcomes = _Outcomes()
     code = pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *fault.killers], plugins=[outcomes])
     return int(code), outcomes.red, outcomes.named
+
+
+@contextlib.contextmanager
+def _ranks_at_hand() -> Iterator[None]:
+    """One template for the ranks of all faults' tests; it has not imported what faults go into either."""
+    template = Template()
+    os.environ[ADDRESS] = template.address
+    try:
+        yield
+    finally:
+        del os.environ[ADDRESS]
+        template.stop()
 
 
 def _warm_up() -> None:
