@@ -112,11 +112,18 @@ def test_recomputation_changes_no_bit(case, tiny, device):
         assert value.equal(again[name]), name
 
 
+def test_recomputation_runs_the_layers_again(tiny, device, count):
+    with count() as counted:
+        recomputed(tiny.model(BF16, device, FLASH), make_batch("text"))
+    layers = tiny.config.text.num_hidden_layers + tiny.config.vision.depth
+    assert counted.calls["npu_fusion_attention"] == 2 * layers
+
+
 def test_autocast_trains_an_fp32_model_in_bf16(tiny, device, judge):
     batch, model = make_batch("padded_right"), tiny.model(FP32, device, FLASH)
     with torch.autocast("npu", dtype=BF16):
         said, chosen = answers(model, batch)
-    assert all(value.dtype == FP32 for name, value in said.items() if name != "logits")
+    assert {said["logits"].dtype, said["lm_head.weight"].dtype} == {BF16, FP32}
     judge(said, tiny.law(batch, chosen), BF16)
 
 
