@@ -1,18 +1,18 @@
 """Gradients of sharded ranks are those of the law on the union of their batches, whatever the ranks saw."""
 
-import functools
 import math
 
 import pytest
 import torch
+from fsdp_runs import results_of
 from rank_cases import CASES, LOSS_CASE, LOSS_TYPES, cases_of
-from workers import fsdp_worker
 
 from glmv.verify.grid.law import Law
 from spec.layout import per_expert
 
-pytestmark = pytest.mark.multirank
-WORLDS = (1, 2, 4)
+WORLDS = [pytest.param(n, marks=pytest.mark.world_size(n)) for n in (1, 2, 4)]
+CASES_OF_WORLDS = [pytest.param(n, case, marks=pytest.mark.world_size(n)) for n in (1, 2, 4) for case in cases_of(n)]
+two_ranks = pytest.mark.world_size(2)
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -22,73 +22,73 @@ def law(tiny_dir):
 
 
 @pytest.fixture(scope="module")
-def results(ranks, tiny_dir, tmp_path_factory):
-    """`results(n)`: what n ranks said; they are started once. One rank needs no process of its own."""
+def results(process, tiny_dir):
+    return results_of(tiny_dir, process)
 
-    @functools.cache
-    def of(nproc):
-        out = tmp_path_factory.mktemp("fsdp") / "results.pt"
-        if nproc == 1:
-            fsdp_worker.main(tiny_dir, out)
-        else:
-            ended = ranks("fsdp_worker.py", tiny_dir, out, nproc=nproc)
-            assert ended.ok, ended.describe()
-        return torch.load(out, weights_only=True)
 
-    return of
+@pytest.fixture
+def judge(judge, process):
+    """All ranks have the same to be judged: one of them does it."""
+    return judge if process.is_main else lambda *_: None
 
 
 def said(result):
     return {"loss": result["loss"], **per_expert(result["gradients"])}
 
 
-@pytest.mark.parametrize(("nproc", "case"), [(nproc, case) for nproc in WORLDS for case in cases_of(nproc)])
+@pytest.mark.parametrize(("nproc", "case"), CASES_OF_WORLDS)
 def test_gradients_are_those_of_the_union_in_float64(nproc, case, results, law, judge):
-    judge(said(results(nproc)["fp64", case]), law.of(CASES[case]), torch.float64)
+    judge(said(results["fp64", case]), law.of(CASES[case]), torch.float64)
 
 
+@two_ranks
 @pytest.mark.parametrize("policy", ["fp32", "bf16"])
 def test_gradients_are_those_of_the_union_rounded(policy, results, law, judge):
-    result = results(2)[policy, "all_different"]
+    result = results[policy, "all_different"]
     judge(said(result), law.of(CASES["all_different"], result["choices"]), DTYPES[policy])
 
 
+@two_ranks
 def test_frozen_vision_changes_no_other_gradient(results):
-    whole, frozen = (results(2)["fp64", case]["gradients"] for case in ("text_beside_pictures", "frozen_vision"))
+    whole, frozen = (results["fp64", case]["gradients"] for case in ("text_beside_pictures", "frozen_vision"))
     assert {name for name in whole if name not in frozen} == {name for name in whole if "visual" in name}
     assert all(torch.equal(frozen[name], whole[name]) for name in frozen)
 
 
+@two_ranks
 def test_text_alone_gives_the_vision_tower_zero_gradients(results):
-    gradients = results(2)["fp64", "text_only"]["gradients"]
+    gradients = results["fp64", "text_only"]["gradients"]
     assert not any(g.any() for name, g in gradients.items() if "visual" in name)
 
 
+@two_ranks
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_each_loss_type_is_the_laws_over_ranks_and_accumulation(loss_type, results, law, judge):
-    judge(said(results(2)["fp64", loss_type]), law.of(CASES[LOSS_CASE], loss_type=loss_type), torch.float64)
+    judge(said(results["fp64", loss_type]), law.of(CASES[LOSS_CASE], loss_type=loss_type), torch.float64)
 
 
+@two_ranks
 @pytest.mark.parametrize("case", ["nothing_to_learn", *(f"nothing_to_learn-{loss_type}" for loss_type in LOSS_TYPES)])
 def test_a_batch_without_targets_has_loss_and_gradients_of_exactly_zero(case, results):
-    result = results(2)["fp64", case]
+    result = results["fp64", case]
     assert result["loss"] == 0
     assert not any(g.any() for g in result["gradients"].values())
 
 
+@two_ranks
 def test_every_parameter_has_a_gradient_in_every_case(results):
-    parameters = results(2)["fp64", "all_different"]["gradients"].keys()
-    assert all(results(2)["fp64", case]["gradients"].keys() == parameters for case in [*CASES, "nothing_to_learn"])
+    parameters = results["fp64", "all_different"]["gradients"].keys()
+    assert all(results["fp64", case]["gradients"].keys() == parameters for case in [*CASES, "nothing_to_learn"])
 
 
-@pytest.mark.parametrize(("nproc", "case"), [(nproc, case) for nproc in (2, 4) for case in cases_of(nproc)])
+@pytest.mark.parametrize(("nproc", "case"), [case for case in CASES_OF_WORLDS if case.values[0] > 1])
 def test_the_norm_is_bit_equal_on_every_rank(nproc, case, results):
-    assert len(set(results(nproc)["fp64", case]["norms"])) == 1
+    assert len(set(results["fp64", case]["norms"])) == 1
 
 
 @pytest.mark.parametrize("nproc", WORLDS)
 def test_the_norm_is_that_of_the_whole_gradients(nproc, results):
-    result = results(nproc)["fp64", "all_different"]
+    result = results["fp64", "all_different"]
     exact = torch.cat([g.flatten() for g in result["gradients"].values()]).norm()
     # One rounding per addition of the two sums at most, in either order.
     roundings = sum(g.numel() for g in result["gradients"].values())
@@ -101,7 +101,7 @@ NORM_ROUNDINGS = 32 * torch.finfo(torch.float32).eps
 
 @pytest.mark.parametrize("nproc", WORLDS)
 def test_each_parameter_counts_once_whatever_its_mesh(nproc, results):
-    seen = results(nproc)["meshes"]
+    seen = results["meshes"]
     exact = seen["squares"] ** 0.5
     assert len(set(seen[2.0])) == 1
     assert abs(seen[2.0][0] - exact) <= NORM_ROUNDINGS * exact
@@ -110,18 +110,19 @@ def test_each_parameter_counts_once_whatever_its_mesh(nproc, results):
 
 @pytest.mark.parametrize("nproc", WORLDS)
 def test_clipping_scales_every_mesh_alike(nproc, results):
-    clipped = results(nproc)["meshes"]["clipped"]
+    clipped = results["meshes"]["clipped"]
     assert len(set(clipped)) == 1
     assert abs(clipped[0] - 1) <= NORM_ROUNDINGS
 
 
-@pytest.mark.parametrize("nproc", [2, 4])
+@pytest.mark.parametrize("nproc", WORLDS[1:])
 def test_a_bad_value_on_one_rank_is_seen_on_every_rank(nproc, results):
-    assert not any(math.isfinite(norm) for rank in results(nproc)["meshes"]["nan"] for norm in rank)
+    assert not any(math.isfinite(norm) for rank in results["meshes"]["nan"] for norm in rank)
 
 
+@two_ranks
 def test_mixed_precision_rounds_where_it_should(results):
-    assert results(2)["dtypes"] == {
+    assert results["dtypes"] == {
         "vision_cos": "float32",
         "vision_weight": "bfloat16",
         "router_weight": "float32",

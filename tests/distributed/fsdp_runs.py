@@ -1,12 +1,7 @@
-"""Run every case of `rank_cases` on this launch's ranks; rank 0 writes what came out.
-
-Usage: fsdp_worker.py TINY_DIR OUT_FILE
-"""
+"""Every case of `rank_cases` on the ranks of a test."""
 
 import math
-import sys
 from itertools import chain
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -22,7 +17,6 @@ from glmv.model import Glm4vMoeForConditionalGeneration, ModelConfig
 from glmv.parallel.fsdp import apply_fsdp
 from glmv.parallel.grad_norm import clip_grad_norm, total_norm
 from glmv.parallel.mesh import build_meshes
-from glmv.parallel.process import process_group
 from glmv.train.optimizer import freeze
 from glmv.train.step import accumulate_gradients, global_targets
 from glmv.verify.grid.batches import micro_batch
@@ -158,16 +152,11 @@ def formats_and_corners(directory, model, process):
     return results
 
 
-def main(directory, out):
-    with process_group("cpu") as process:
-        model = build(directory, "fp64", process)
-        results = {("fp64", case): run(model, CASES[case], process) for case in cases_of(process.world_size)}
-        if process.world_size == 2:
-            results |= formats_and_corners(directory, model, process)
-        results["meshes"] = norms_over_meshes(process)
-        if process.is_main:
-            torch.save(results, out)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+def results_of(directory, process):
+    """What came out of every case that a world of this size runs; the same on every rank. Collective."""
+    model = build(directory, "fp64", process)
+    results = {("fp64", case): run(model, CASES[case], process) for case in cases_of(process.world_size)}
+    if process.world_size == 2:
+        results |= formats_and_corners(directory, model, process)
+    results["meshes"] = norms_over_meshes(process)
+    return results
