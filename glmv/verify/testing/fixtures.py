@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from glmv.verify.testing.board import Board
 from glmv.verify.testing.rank import RANK
 
 if TYPE_CHECKING:
@@ -43,6 +44,27 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     if rank.device == "cpu":
         return torch.device("cpu")
     return torch.device(rank.device, int(os.environ.get("LOCAL_RANK", "0")))
+
+
+@pytest.fixture(scope="session")
+def shared_dir_factory(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """`shared_dir_factory(name)`: a new directory that all ranks share. Collective; for fixtures of a whole module."""
+    rank = request.config.stash.get(RANK, None)
+    made = 0
+
+    def make(name: str) -> Path:
+        nonlocal made
+        if rank is None or rank.world_size == 1:
+            return tmp_path_factory.mktemp(name)
+        made += 1
+        board = rank.board = rank.board or Board.of_launch()
+        if rank.rank == 0:
+            board.put(f"directories/{made}", str(tmp_path_factory.mktemp(name)))
+        return Path(board.wait_for_ranks(f"directories/{made}")[0])
+
+    return make
 
 
 @pytest.fixture

@@ -10,7 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from glmv.verify.testing.fixtures import device, process, shared_dir  # noqa: F401 (fixtures of this plugin)
+from glmv.verify.testing.fixtures import (  # noqa: F401 (fixtures of this plugin)
+    device,
+    process,
+    shared_dir,
+    shared_dir_factory,
+)
 from glmv.verify.testing.lockstep import keep_in_step, load_profile
 from glmv.verify.testing.markers import KIND, MARKERS, NPU, TIMEOUT, kind_of
 from glmv.verify.testing.npu import choose_npu
