@@ -69,6 +69,13 @@ def test_routing_weights_and_router_stay_in_fp32(process, tiny_dir):
     assert layer.experts.down_proj.grad.dtype == torch.float32
 
 
+@pytest.mark.world_size(2)
+def test_frozen_experts_stay_frozen(process, tiny_dir):
+    model = build(tiny_dir, process, ep=2, frozen=["model.language_model.layers.1.mlp.experts"])
+    trained = [layer.mlp.experts.down_proj.requires_grad for layer in model.model.language_model.layers[1:]]
+    assert trained == [False, True]
+
+
 @pytest.mark.world_size(4)
 def test_a_rank_holds_its_part_of_the_experts(process, tiny_dir):
     weight = build(tiny_dir, process, ep=2).model.language_model.layers[1].mlp.experts.gate_up_proj

@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from glmv.ops.kernels import Kernels
 from glmv.parallel.balance import place_copies
 
+pytestmark = pytest.mark.timeout(60)  # a rank that others wait for is to be seen soon
 every_dispatcher = pytest.mark.parametrize("kind", DISPATCHERS)
 
 
