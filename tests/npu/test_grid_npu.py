@@ -5,8 +5,8 @@ import pytest
 from glmv.verify.grid.cases import Case
 
 CASES = [
-    "2-fsdp-2x1x1-alltoall-2-on-per_token_loss-nothing-skewed-fp32",
-    "2-hsdp-2x1x1-balance-1-reentrant-per_sample_loss-vision-even-fp32",
+    "2-fsdp-2x1x1-alltoall-whole-logits-2-on-per_token_loss-nothing-skewed-fp32",
+    "2-hsdp-2x1x1-balance-whole-logits-1-reentrant-per_sample_loss-vision-even-fp32",
 ]
 
 

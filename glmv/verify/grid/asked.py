@@ -29,7 +29,7 @@ def lacking(case: Case, trainer: Trainer) -> list[str]:
 
 def _lacks_mesh(case: Case, weight: object) -> Iterator[str]:
     shape = tuple(weight.device_mesh.shape) if isinstance(weight, DTensor) else ()
-    wanted = (case.ranks,) if case.shard == "fsdp" else (2, case.ranks // 2)
+    wanted = (case.ranks // case.shards, case.shards)
     if tuple(size for size in shape if size > 1) != tuple(size for size in wanted if size > 1):
         yield f"lm_head lies on a mesh {shape}, not {wanted}"
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 AXES: dict[str, tuple[str, ...]] = {
     # fsdp: parameters sharded over all ranks.  hsdp: two copies, each sharded over half of them.
@@ -13,6 +15,10 @@ AXES: dict[str, tuple[str, ...]] = {
     "experts": (),
     # How tokens travel; `balance` is alltoall with copies of hot experts.
     "exchange": ("none", "alltoall", "allgather", "balance"),
+    # Which ranks share a sequence: ulysses x ring of them.
+    "sequence": ("whole",),
+    # The loss over whole logits, or over chunks of tokens.
+    "head": ("logits",),
     "accumulate": ("1", "2"),
     "recompute": ("off", "on", "reentrant"),
     "loss": ("per_token_loss", "default", "per_sample_loss", "raw"),
@@ -21,7 +27,8 @@ AXES: dict[str, tuple[str, ...]] = {
     "routing": ("even", "skewed"),
 }
 """Axes and their choices; `layouts` gives those of `experts`, which depend on the number of ranks."""
-DTYPES = ("fp64", "fp32", "bf16")
+SEQUENCES = {"whole": (1, 1), "u2": (2, 1), "r2": (1, 2), "r4": (1, 4), "u2r2": (2, 2)}
+"""Ulysses and ring degree of each choice of `sequence`."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,8 @@ class Case:
     shard: str
     experts: str
     exchange: str
+    sequence: str
+    head: str
     accumulate: str
     recompute: str
     loss: str
@@ -41,7 +50,7 @@ class Case:
 
     @property
     def id(self) -> str:
-        """`4-fsdp-2x2x1-alltoall-...-fp64`."""
+        """`4-fsdp-2x2x1-alltoall-whole-logits-...-fp64`."""
         return "-".join(str(getattr(self, field.name)) for field in fields(self))
 
     @classmethod
@@ -63,14 +72,27 @@ class Case:
         return ep, efsdp, edp
 
     @property
+    def shards(self) -> int:
+        """Ranks that share one copy of the parameters."""
+        return _shards(self.shard, self.ranks)
+
+    @property
+    def degrees(self) -> tuple[int, int]:
+        """(ulysses, ring): ranks that share a sequence."""
+        return SEQUENCES[self.sequence]
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks, or groups that share sequences, with micro-batches of their own."""
+        return self.ranks // math.prod(self.degrees)
+
+    @property
     def fault(self) -> str:
         """Why this combination cannot be, or ""."""
         for name, choices in axes(self.ranks).items():
             if getattr(self, name) not in choices:
                 return f"{name} = {getattr(self, name)} is none of {', '.join(choices)}"
-        if (self.sizes[0] == 1) != (self.exchange == "none"):
-            return "tokens are exchanged where ep > 1, and only there"
-        return ""
+        return "" if _fits(vars(self), self.ranks) else "these choices exclude each other"
 
 
 def layouts(ranks: int) -> tuple[str, ...]:
@@ -82,7 +104,8 @@ def layouts(ranks: int) -> tuple[str, ...]:
 def axes(ranks: int) -> dict[str, tuple[str, ...]]:
     """`AXES` for this many ranks; one rank has nobody to share with."""
     alone = {"shard": ("fsdp",), "exchange": ("none",)} if ranks == 1 else {}
-    return AXES | {"experts": layouts(ranks)} | alone
+    sequences = tuple(name for name in AXES["sequence"] if ranks % math.prod(SEQUENCES[name]) == 0)
+    return AXES | {"experts": layouts(ranks), "sequence": sequences} | alone
 
 
 def every(ranks: int, dtype: str = "fp64") -> Iterator[Case]:
@@ -125,16 +148,27 @@ def _possible_pairs(ranks: int) -> dict[Pair, None]:
     for (one, ones), (other, others) in itertools.combinations(possible.items(), 2):
         for pair in itertools.product(ones, others):
             chosen = {one: pair[0], other: pair[1]}
-            if _fits(chosen):
+            if _fits(chosen, ranks):
                 wanted[((one, pair[0]), (other, pair[1]))] = None
     return wanted
 
 
-def _fits(chosen: dict[str, str]) -> bool:
-    """Whether a partial choice can be completed: only `experts` and `exchange` constrain each other."""
-    if "experts" not in chosen or "exchange" not in chosen:
-        return True
-    return chosen["experts"].startswith("1x") == (chosen["exchange"] == "none")
+def _shards(shard: str, ranks: int) -> int:
+    return ranks if shard == "fsdp" else ranks // 2
+
+
+def _fits(chosen: Mapping[str, Any], ranks: int) -> bool:
+    """Whether a partial choice can be completed.
+
+    Tokens are exchanged where ep > 1 and only there; ranks that share a sequence share one copy of the parameters.
+    """
+    if chosen.keys() >= {"experts", "exchange"} and chosen["experts"].startswith("1x") != (
+        chosen["exchange"] == "none"
+    ):
+        return False
+    if chosen.keys() >= {"shard", "sequence"}:
+        return _shards(chosen["shard"], ranks) % math.prod(SEQUENCES[chosen["sequence"]]) == 0
+    return True
 
 
 def _fill(
@@ -142,7 +176,7 @@ def _fill(
 ) -> Case:
     for name, choices in possible.items():
         if name not in chosen:
-            fitting = [choice for choice in choices if _fits({**chosen, name: choice})]
+            fitting = [choice for choice in choices if _fits({**chosen, name: choice}, ranks)]
             chosen[name] = max(fitting, key=lambda choice: _gain(chosen, name, choice, missing))
     return Case(ranks, **chosen, dtype=dtype)
 

@@ -26,13 +26,13 @@ TRAIN = Path(glmv.__file__).parents[1] / "examples" / "pictures" / "train.yaml"
 # The micro-batches of a step, in the order of ranks and accumulation: pictures of different shapes, text alone, videos,
 # packed documents, uneven numbers of targets, none at all.
 NAMES = (
-    "pictures",
-    "text",
+    "video_beside_pictures",
     "packed",
-    "picture",
+    "text",
+    "pictures",
     "mixed_lengths",
     "ten",
-    "video_beside_pictures",
+    "picture",
     "masked_picture",
 )
 HOT = 4  # experts that `skewed` routing leaves to choose among
@@ -48,8 +48,14 @@ RECOMPUTED = ["model.visual.blocks.{*}", "model.language_model.layers.{*}"]
 
 def names_of(case: Case) -> list[str]:
     """The micro-batches of a case's step, over ranks and accumulation."""
-    count = case.ranks * int(case.accumulate)
+    count = case.data_ranks * int(case.accumulate)
     return [NAMES[index % len(NAMES)] for index in range(count)]
+
+
+def names_on(case: Case, rank: int) -> list[str]:
+    """The micro-batches of one rank, in the order of accumulation."""
+    each, group = int(case.accumulate), rank * case.data_ranks // case.ranks
+    return names_of(case)[group * each : (group + 1) * each]
 
 
 def write_models(directory: Path) -> None:
@@ -81,12 +87,18 @@ def config_of(case: Case, models: Path, out: Path) -> Config:
             f"data.dataset_param.preprocess_parameters.model_name_or_path={hub}",
             f"model.model_name_or_path={hub}",
             f"model.freeze={FREEZE[case.freeze]}",
-            f"parallel.fully_shard_parallel_size={case.ranks if case.shard == 'fsdp' else case.ranks // 2}",
+            f"parallel.fully_shard_parallel_size={case.shards}",
             f"parallel.fsdp_plan.param_dtype={case.dtype}",
             f"parallel.fsdp_plan.reduce_dtype={'fp64' if case.dtype == 'fp64' else 'fp32'}",
             f"parallel.expert_parallel_size={ep}",
             f"parallel.expert_fully_shard_parallel_size={efsdp}",
             f"parallel.ep_plan.dispatcher={dispatcher}",
+            f"parallel.ulysses_parallel_size={case.degrees[0]}",
+            f"parallel.ring_attention_size={case.degrees[1]}",
+            f"features.enable_chunk_loss={str(case.head == 'chunks').lower()}",
+            "features.chunkloss_plan.chunk_size=5",
+            f"features.enable_dynamic_chunk_loss={str(case.head == 'dynamic').lower()}",
+            "features.chunkloss_plan.total_chunk_size=7",
             f"features.enable_ep_balance={str(case.exchange == 'balance').lower()}",
             f"features.recompute={str(case.recompute != 'off').lower()}",
             f"features.recompute_plan.apply_modules={RECOMPUTED}",
@@ -118,9 +130,8 @@ class GridBatches:
 
 def run(case: Case, models: Path, out: Path, process: Process) -> Trainer:
     """Collective: take one step and leave its trace below `out`; the trainer is returned for a closer look."""
-    each = int(case.accumulate)
-    mine = names_of(case)[process.rank * each : (process.rank + 1) * each]
-    trainer = Trainer(config_of(case, models, out), Recorder(out / "trace"), batches=GridBatches(mine))
+    batches = GridBatches(names_on(case, process.rank))
+    trainer = Trainer(config_of(case, models, out), Recorder(out / "trace"), batches=batches)
     trainer.train_step(1)
     dist.barrier()
     return trainer

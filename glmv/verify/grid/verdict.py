@@ -147,10 +147,9 @@ def _wrong_updates(case: Case, step: TracedStep) -> Iterator[Miss]:
 
 def _wrong_outputs(case: Case, law: Law, trainer: Trainer, process: Process) -> list[Miss]:
     """Collective: the first module of each micro-batch whose output is wrong, the earliest in front."""
-    each, dtype = int(case.accumulate), DTYPES[case.dtype]
-    mine = machine.names_of(case)[process.rank * each : (process.rank + 1) * each]
+    dtype = DTYPES[case.dtype]
     wrong: list[tuple[int, Miss]] = []
-    for name in mine:
+    for name in machine.names_on(case, process.rank):
         seen, choices = machine.outputs(trainer.model, name, process.device)
         for position, finding in _judge_outputs(law, name, seen, choices, dtype):
             wrong.append((position, Miss("output", finding, f"on rank {process.rank}, micro-batch {name}")))
@@ -206,7 +205,7 @@ def _owner(name: str, where: str, case: Case, step: TracedStep) -> str:
 def layout_of(case: Case) -> Layout:
     """The case's meshes."""
     ep, efsdp, _ = case.sizes
-    return Layout(case.ranks, case.ranks if case.shard == "fsdp" else case.ranks // 2, ep, efsdp)
+    return Layout(case.ranks, case.shards, ep, efsdp)
 
 
 def report(case: Case, misses: Sequence[Miss]) -> str:
