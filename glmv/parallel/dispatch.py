@@ -15,7 +15,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -86,7 +85,8 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Context, rows: Tensor, move: Move, there: Way, back: Way) -> Tensor:
-        ctx.save_for_backward(back.before, back.after)
+        # Saved and not kept: checkpointing then forgets them until the second run.
+        ctx.save_for_backward(back.before, back.after)  # type: ignore[arg-type] # None is fine, and stays None
         ctx.move, ctx.sizes = move, (back.send, back.receive)
         return move(rows, there)
 
@@ -230,7 +230,7 @@ class AllGather(Dispatcher):
         return everything.index_select(0, way.after)
 
 
-DISPATCHERS: dict[Literal["alltoall", "allgather"], type[Dispatcher]] = {"alltoall": AllToAll, "allgather": AllGather}
+DISPATCHERS: dict[str, type[Dispatcher]] = {"alltoall": AllToAll, "allgather": AllGather}
 
 
 def local(weight: Tensor) -> Tensor:

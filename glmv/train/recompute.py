@@ -37,7 +37,7 @@ def apply_recompute(model: nn.Module, config: FeaturesConfig) -> list[str]:
     plan = config.recompute_plan
     modules = select_modules(model, plan.apply_modules or BLOCKS, key=KEY)
     for name, module in modules.items():
-        module.forward = Recomputed(name, module, plan.use_reentrant)  # type: ignore[method-assign]
+        module.forward = Recomputed(name, module, plan.use_reentrant)
     return list(modules)
 
 
@@ -102,7 +102,7 @@ def choosing(routers: Sequence[Router], choose: Callable[[Tensor, Choose], Tenso
     own = [router.choose for router in routers]
     try:
         for router, method in zip(routers, own, strict=True):
-            router.choose = _bound(choose, method)  # type: ignore[method-assign]
+            router.choose = _bound(choose, method)  # type: ignore[method-assign,assignment]
         yield
     finally:
         for router, method in zip(routers, own, strict=True):
