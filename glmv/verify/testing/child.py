@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import traceback
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ class RankSession:
         self.channel, self.journal = channel, journal
         self.items: dict[str, dict[str, pytest.Item]] = {}
         self.errors: dict[str, str] = {}
+        self.directories: set[Path] = set()
         self.bad_teardown: str | None = None
 
     @pytest.hookimpl(tryfirst=True)
@@ -84,6 +85,28 @@ class RankSession:
             collected = session.perform_collect([str(session.config.rootpath / file)])
             self.items[file] = {item.nodeid: item for item in collected}
         return self.items[file]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        """Bind a conftest's fixtures to the directory's node of this collection too.
+
+        pytest binds them to the first node it makes of the directory, and every further file comes with new ones.
+        """
+        report = yield
+        if isinstance(collector, pytest.Directory):
+            manager = collector.session._fixturemanager
+            conftest = collector.config.pluginmanager.get_plugin(str(collector.path / "conftest.py"))
+            if conftest is not None and self.collected_before(collector):
+                manager.parsefactories(holder=conftest, node=collector)
+        return report
+
+    def collected_before(self, directory: pytest.Directory) -> bool:
+        """Whether another node of this directory was collected before."""
+        known = directory.path in self.directories
+        self.directories.add(directory.path)
+        return known
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Keep why a file could not be collected."""
