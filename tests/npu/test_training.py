@@ -9,23 +9,27 @@ from glmv.config import load_config
 from glmv.train.observer import Observer
 from glmv.train.trainer import Trainer
 from glmv.verify.grid import machine
-from glmv.verify.grid.cases import Case
+from glmv.verify.grid.cases import Case, axes
 from glmv.verify.grid.law import Law
 from glmv.verify.grid.verdict import judge_case, report
 from glmv.verify.trace import Recorder, Trace
 
+
+def plain(ranks, dtype, **choices):
+    """A step of the grid in which nothing but `choices` is out of the ordinary."""
+    first = {name: options[0] for name, options in axes(ranks).items()}
+    case = Case(ranks=ranks, dtype=dtype, **first | choices)
+    return pytest.param(case, id=case.id, marks=pytest.mark.world_size(ranks))
+
+
 # In a judged step every rank computes; its micro-batches hold pictures, text, packed documents and padding.
 JUDGED = [
-    "1-fsdp-1x1x1-none-2-off-per_token_loss-nothing-even-fp32",
-    "1-fsdp-1x1x1-none-1-on-per_token_loss-vision-even-bf16",
-    "2-fsdp-1x2x1-none-2-off-per_token_loss-nothing-even-fp32",
+    plain(1, "fp32", accumulate="2"),
+    plain(1, "bf16", recompute="on", freeze="vision"),
+    plain(2, "fp32", experts="1x2x1", accumulate="2"),
     # Two ranks share the experts, and tokens choose among those of the first: nothing arrives at the second.
-    "2-fsdp-2x1x1-alltoall-1-off-per_token_loss-nothing-skewed-fp32",
+    plain(2, "fp32", experts="2x1x1", exchange="alltoall", routing="skewed"),
 ]
-
-
-def on_ranks(case_id):
-    return pytest.param(Case.from_id(case_id), id=case_id, marks=pytest.mark.world_size(int(case_id[0])))
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +50,7 @@ def with_flash(config):
     return config.model_copy(update={"model": model})
 
 
-@pytest.mark.parametrize("case", [on_ranks(case) for case in JUDGED])
+@pytest.mark.parametrize("case", JUDGED)
 def test_a_step_is_within_budget_of_the_law(case, models, shared_dir, process):
     each = int(case.accumulate)
     mine = machine.names_of(case)[process.rank * each : (process.rank + 1) * each]
