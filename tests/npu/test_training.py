@@ -6,6 +6,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from glmv.config import load_config
+from glmv.ops.kernels import Kernels
+from glmv.train.build import create_model, read_model_config
 from glmv.train.observer import Observer
 from glmv.train.trainer import Trainer
 from glmv.verify.grid import machine
@@ -153,3 +155,18 @@ def test_collectives_between_npus_are_hccls(process):
     total = torch.full((3,), float(process.rank + 1), device=process.device)
     dist.all_reduce(total)
     assert total.tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("override", "kernels"),
+    [
+        ("model.attn_implementation=flash_attention_2", Kernels(attention="flash")),
+        ("model.attn_implementation=sdpa", Kernels(attention="sdpa")),
+        ("model.attn_implementation=eager", Kernels(attention="eager")),
+        ("parallel.ep_plan.use_npu_fused_ops=false", Kernels(attention="flash", fused=False)),
+        ("model.use_grouped_expert_matmul=false", Kernels(attention="flash", grouped=False)),
+    ],
+)
+def test_the_configs_switches_reach_the_model(override, kernels, models, process):
+    model = create_model(pictures(models, override), read_model_config(pictures(models)))
+    assert {module.kernels for module in model.modules() if hasattr(module, "kernels")} == {kernels}

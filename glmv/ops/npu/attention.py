@@ -29,7 +29,8 @@ def _future(device: torch.device) -> Tensor:
         return torch.ones(COMPRESSED, COMPRESSED, dtype=torch.bool, device=device).triu(1)
 
 
-def _why_not(query: Tensor, value: Tensor) -> str | None:
+def why_not(query: Tensor, value: Tensor) -> str | None:
+    """Why the kernel does not take these tensors; None if it does."""
     if query.shape[-1] > MAX_HEAD_DIM:
         return f"head dim {query.shape[-1]} is larger than {MAX_HEAD_DIM}"
     return why_not_dtype(query, value)
@@ -47,7 +48,7 @@ def can_attend(
     """Whether the device's fused kernel was asked for and takes these tensors."""
     if not (on_npu(query_BNSD) and implementation == "flash"):
         return False
-    return fits(OPERATOR, _why_not(query_BNSD, value_BNSD))
+    return fits(OPERATOR, why_not(query_BNSD, value_BNSD))
 
 
 @attention.register("npu", when=can_attend)
@@ -63,7 +64,7 @@ def attention_npu(
     """Rows of a batch; a mask says all that a query sees, and a query that sees nothing gives zero."""
     states = query_BNSD, key_BNSD, value_BNSD
     if mask_B1SS is None:
-        return _fused(*states, "BNSD", **_sight(causal, query_BNSD.device))
+        return _fused(*states, "BNSD", **sight(causal, query_BNSD.device))
     # The kernel promises nothing for a blind query: it looks everywhere, and its result is thrown away.
     blind_B1S1 = ~mask_B1SS.any(-1, keepdim=True)
     hidden_B1SS = ~(mask_B1SS | blind_B1S1)
@@ -83,7 +84,7 @@ def can_attend_in_segments(
     """Whether one call of the device's fused kernel was asked for and takes these segments."""
     if not (on_npu(query_NSD) and implementation == "flash"):
         return False
-    why = _why_not(query_NSD, value_NSD)
+    why = why_not(query_NSD, value_NSD)
     if len(lengths) > MAX_SEGMENTS:
         why = why or f"{len(lengths)} segments are more than {MAX_SEGMENTS}"
     return fits(f"{OPERATOR} (TND)", why)
@@ -103,17 +104,17 @@ def segment_attention_npu(
     ends = list(accumulate(lengths))
     states_TND = [states.transpose(0, 1) for states in (query_NSD, key_NSD, value_NSD)]
     borders = {"actual_seq_qlen": ends, "actual_seq_kvlen": ends}
-    return _fused(*states_TND, "TND", **borders, **_sight(causal, query_NSD.device)).transpose(0, 1)
+    return _fused(*states_TND, "TND", **borders, **sight(causal, query_NSD.device)).transpose(0, 1)
 
 
-def _sight(causal: bool, device: torch.device) -> dict[str, object]:
+def sight(causal: bool, device: torch.device) -> dict[str, object]:
+    """What tells the kernel which keys a query sees, of as many as there are queries: up to its own, or all."""
     return {"atten_mask": _future(device), "sparse_mode": CAUSAL} if causal else {}
 
 
 def _fused(query: Tensor, key: Tensor, value: Tensor, layout: str, **options: object) -> Tensor:
     # Under autocast the rotated query and key may be wider than the value, and the kernel wants one dtype.
     query, key = query.to(value.dtype), key.to(value.dtype)
-    heads = query.shape[layout.index("N")]
-    return torch_npu().npu_fusion_attention(query, key, value, heads, layout, scale=query.shape[-1] ** -0.5, **options)[
-        0
-    ]
+    heads, scale = query.shape[layout.index("N")], query.shape[-1] ** -0.5
+    outputs = torch_npu().npu_fusion_attention(query, key, value, heads, layout, scale=scale, **options)
+    return outputs[0]

@@ -1,6 +1,6 @@
 """The seeded faults, and the tests that must see them."""
 
-from glmv.verify.faults.catalogue import data, model, ranks, training
+from glmv.verify.faults.catalogue import data, model, npu, ranks, training
 from glmv.verify.faults.fault import Fault
 
-FAULTS: tuple[Fault, ...] = (*model.FAULTS, *training.FAULTS, *data.FAULTS, *ranks.FAULTS)
+FAULTS: tuple[Fault, ...] = (*model.FAULTS, *training.FAULTS, *data.FAULTS, *ranks.FAULTS, *npu.FAULTS)
