@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from glmv.verify.testing.npu import Npu
+from glmv.verify.testing.npu import NPU
 from glmv.verify.testing.pool import Kind
 
 MARKERS = (
@@ -12,7 +12,6 @@ MARKERS = (
     "world_size(n): runs on n ranks at once; each of them executes the test",
 )
 KIND = pytest.StashKey[Kind]()
-NPU = pytest.StashKey[Npu]()
 # As pytest-timeout works it out from marker, option and ini file.
 TIMEOUT = pytest.StashKey[float | None]()
 

@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 
 import pytest
+from _pytest.junitxml import xml_key
 
 # In a process of its own: this one never loads the NPU's package, so that its CPU tests stay as they are.
 PROBE = """
@@ -16,6 +17,9 @@ why_not() and sys.exit(why_not())
 print(torch.npu.device_count(), torch.npu.get_device_name(0))
 """
 PROBE_S = 120
+
+
+NPU = pytest.StashKey["Npu"]()
 
 
 @dataclass(frozen=True)
@@ -44,10 +48,28 @@ def choose_npu(asked: str) -> Npu:
     """
     if asked == "emulated":
         return Npu(None, "asked for")
+    return require_npu("--npu real") if asked == "real" else _real_npu()
+
+
+def require_npu(option: str) -> Npu:
+    """The real NPU that an option asks for.
+
+    Raises:
+        pytest.UsageError: there is none.
+    """
     npu = _real_npu()
-    if asked == "real" and npu.emulated:
-        raise pytest.UsageError(f"--npu real: {npu.why}. Use --npu emulated, or a machine with an Ascend NPU.")
+    if npu.emulated:
+        raise pytest.UsageError(
+            f"{option}: {npu.why}. Without an NPU, `pytest -m npu` runs the tests of the NPU on the emulated device."
+        )
     return npu
+
+
+def announce(config: pytest.Config, npu: Npu) -> None:
+    """Have header, summary and JUnit file say what tests with the marker `npu` ran on."""
+    config.stash[NPU] = npu
+    if (junit := config.stash.get(xml_key, None)) is not None:
+        junit.add_global_property("npu", str(npu).partition(": ")[2])
 
 
 def _real_npu() -> Npu:

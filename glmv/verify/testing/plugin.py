@@ -7,6 +7,7 @@ A test with the marker `world_size(n)` runs on n ranks at once, each of which ex
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -17,8 +18,8 @@ from glmv.verify.testing.fixtures import (  # noqa: F401 (fixtures of this plugi
     shared_dir_factory,
 )
 from glmv.verify.testing.lockstep import keep_in_step, load_profile
-from glmv.verify.testing.markers import KIND, MARKERS, NPU, TIMEOUT, kind_of
-from glmv.verify.testing.npu import choose_npu
+from glmv.verify.testing.markers import KIND, MARKERS, TIMEOUT, kind_of
+from glmv.verify.testing.npu import NPU, Npu, announce, choose_npu, require_npu
 from glmv.verify.testing.pools import Pools
 from glmv.verify.testing.rank import RANK
 from glmv.verify.testing.torchrun import TorchrunSession, is_torchrun
@@ -46,7 +47,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", marker)
     if RANK in config.stash:
         load_profile()
-    elif is_torchrun():
+        return
+    if config.getoption("--device") == "npu":
+        require_npu("--device npu")
+    if is_torchrun():
         load_profile()
         config.pluginmanager.register(TorchrunSession(config), "glmv-torchrun")
     else:
@@ -68,7 +72,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if POOLS not in config.stash:
         return
     if any(item.get_closest_marker("npu") for item in session.items):
-        config.stash[NPU] = choose_npu(config.getoption("--npu"))
+        announce(config, choose_npu(config.getoption("--npu")))
     for item in session.items:
         if (kind := kind_of(item)) is not None:
             item.stash[KIND] = kind
@@ -131,8 +135,18 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     try:
         return (yield)
     finally:
+        if NPU in session.config.stash and hasattr(session.config, "workeroutput"):
+            npu = session.config.stash[NPU]
+            session.config.workeroutput["npu"] = (npu.name, npu.why)
         if POOLS in session.config.stash:
             session.config.stash[POOLS].close()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:  # noqa: ANN401 - a class of pytest-xdist
+    """A worker of pytest-xdist says which NPU it had: this session itself has collected nothing."""
+    if NPU not in node.config.stash and "npu" in getattr(node, "workeroutput", {}):
+        announce(node.config, Npu(*node.workeroutput["npu"]))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -19,9 +19,9 @@ from _pytest.runner import runtestprotocol
 from glmv.verify.testing.board import Board
 from glmv.verify.testing.child import collectives_issued
 from glmv.verify.testing.hand_over import received
-from glmv.verify.testing.markers import KIND, NPU, TIMEOUT, kind_of, ranks_of
+from glmv.verify.testing.markers import KIND, TIMEOUT, kind_of, ranks_of
 from glmv.verify.testing.merge import PHASES, Told, merge
-from glmv.verify.testing.npu import choose_npu
+from glmv.verify.testing.npu import announce, choose_npu
 from glmv.verify.testing.rank import RANK, Rank
 from glmv.verify.testing.watcher import Watcher
 
@@ -67,12 +67,13 @@ class TorchrunSession:
         kept = [item for item in items if ranks_of(item) in mine]
         self.other_worlds = sum(ranks_of(item) not in (self.me.world_size, None) for item in items)
         if any(item.get_closest_marker("npu") for item in kept):
-            config.stash[NPU] = npu = choose_npu(config.getoption("--npu"))
+            npu = choose_npu(config.getoption("--npu"))
             if npu.emulated:
                 # The emulated device lives in pools only; a process that users start never registers it.
                 self.emulated = sum(item.get_closest_marker("npu") is not None for item in kept)
                 kept = [item for item in kept if item.get_closest_marker("npu") is None]
             else:
+                announce(config, npu)
                 self.me.device = "npu"
         if left_out := [item for item in items if item not in kept]:
             config.hook.pytest_deselected(items=left_out)

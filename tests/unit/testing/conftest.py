@@ -31,6 +31,7 @@ class Session:
     printed: str
     cases: dict[str, Case]
     seconds: float
+    properties: dict[str, str]
 
 
 class Sessions:
@@ -61,7 +62,8 @@ class Sessions:
         began, report = time.monotonic(), self.directory / f"{time.monotonic_ns()}.xml"
         process = self.start(file, f"--junitxml={report}", *arguments, **settings)
         printed, _ = process.communicate(timeout=timeout_s)
-        return Session(process.returncode, printed, read_cases(report), time.monotonic() - began)
+        seconds = time.monotonic() - began
+        return Session(process.returncode, printed, read_cases(report), seconds, read_properties(report))
 
 
 def read_cases(report: Path) -> dict[str, Case]:
@@ -75,6 +77,14 @@ def read_cases(report: Path) -> dict[str, Case]:
         outcome = ends[0].tag if ends else "passed"
         cases[case.get("name")] = Case(outcome, said, float(case.get("time", "0")))
     return cases
+
+
+def read_properties(report: Path) -> dict[str, str]:
+    """What a JUnit file says of the whole session."""
+    if not report.exists():
+        return {}
+    found = ElementTree.parse(report).iterfind("testsuite/properties/property")
+    return {element.get("name"): element.get("value") for element in found}
 
 
 @pytest.fixture(scope="session")
