@@ -14,6 +14,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from glmv.config.features import FeaturesConfig
 from glmv.config.parallel import ParallelConfig
 from glmv.model.moe import Experts
+from glmv.parallel import mc2
 from glmv.parallel.balance import BalancedAllToAll
 from glmv.parallel.dispatch import DISPATCHERS, Dispatcher
 from glmv.parallel.mesh import Meshes, ParallelError
@@ -46,6 +47,7 @@ def apply_expert_parallel(
     for name, experts in chosen.items():
         _check_sizes(name, experts, meshes)
         if meshes.ep.size() > 1:
+            _check_fused(len(experts.gate_up_proj), config, meshes)
             _spread(experts, meshes)
             experts.dispatcher = _dispatcher(config, features, meshes)
     return list(chosen)
@@ -115,9 +117,19 @@ def _check_balance(config: ParallelConfig, features: FeaturesConfig) -> None:
         )
 
 
+def _check_fused(experts: int, config: ParallelConfig, meshes: Meshes) -> None:
+    if config.ep_plan.dispatcher != "mc2":
+        return
+    dtype = config.fsdp_plan.param_dtype
+    if why := mc2.why_unsupported(meshes.ep.device_type, dtype, meshes.ep.size(), experts):
+        raise ParallelError(f"parallel.ep_plan.dispatcher = mc2: {why}.\nUse alltoall, which computes the same.")
+
+
 def _dispatcher(config: ParallelConfig, features: FeaturesConfig, meshes: Meshes) -> Dispatcher:
     if features.enable_ep_balance:
         return BalancedAllToAll(meshes.ep, features.ep_balance_plan.max_dup_experts_num)
+    if config.ep_plan.dispatcher == "mc2":
+        return mc2.Mc2(meshes.ep)
     return DISPATCHERS[config.ep_plan.dispatcher](meshes.ep)
 
 

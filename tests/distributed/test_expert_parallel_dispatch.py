@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from dispatch_cases import CASES, DISPATCHERS, EXPERTS, HIDDEN, INNER, draw_layer, run_part, whole
-from layouts import everyone
+from dispatch_cases import CASES, DISPATCHERS, EXPERTS, HIDDEN, INNER, draw_layer, gather_whole, run_part
 from torch.distributed.device_mesh import init_device_mesh
 
 from glmv.ops.kernels import Kernels
@@ -25,9 +24,9 @@ def run(case, kind, mesh, dtype=torch.float64):
 
 def check(case, kind, mesh, judge, dtype=torch.float64):
     layer, _, part = run(case, kind, mesh, dtype)
-    parts = everyone(part.said())
+    said = gather_whole(part)
     if mesh.get_rank() == 0:
-        judge(whole(parts), layer.law, dtype)
+        judge(said, layer.law, dtype)
 
 
 @pytest.mark.world_size(4)
@@ -106,6 +105,6 @@ def test_a_pass_without_gradients_leaves_nothing_behind(kind, mesh, judge):
         weights = [weight.chunk(2)[mesh.get_local_rank()] for weight in (other.gate_up_EHF, other.down_EIH)]
         counts_E = torch.tensor([1, 0, 2, 0, 0, 0, 3, 0])
         dispatcher(other.hidden_TH[:6], counts_E, *weights, kernels=Kernels(grouped=False))
-    parts = everyone(run_part(layer, dispatcher, mesh, torch.float64, grouped=False).said())
+    said = gather_whole(run_part(layer, dispatcher, mesh, torch.float64, grouped=False))
     if mesh.get_rank() == 0:
-        judge(whole(parts), layer.law, torch.float64)
+        judge(said, layer.law, torch.float64)

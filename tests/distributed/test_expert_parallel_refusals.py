@@ -45,6 +45,12 @@ def test_sizes_that_are_not_the_number_of_ranks_are_refused_everywhere(process, 
 
 
 @pytest.mark.world_size(2)
+def test_the_npus_exchange_is_refused_elsewhere(process, tiny_dir):
+    (said,) = refusal(tiny_dir, process, dtype="bf16", ep=2, dispatcher="mc2")
+    assert said.startswith("parallel.ep_plan.dispatcher = mc2: it is an operator of NPUs, and the ranks are on cpu.")
+
+
+@pytest.mark.world_size(2)
 @pytest.mark.parametrize(
     ("layout", "named"),
     [({}, "parallel.expert_parallel_size = 1"), ({"ep": 2, "dispatcher": "allgather"}, "dispatcher = allgather")],

@@ -39,8 +39,8 @@ def _times_weight(rows_RM: Tensor, weight_EMN: Tensor, ends_E: Tensor) -> Tensor
     return torch_npu().npu_grouped_matmul([rows_RM], [weight_EMN], group_list=ends_E, **options)[0]
 
 
-def _weight_gradient(rows_RM: Tensor, grad_RN: Tensor, ends_E: Tensor) -> Tensor:
-    """rows^T @ grad of each group -> [E, M, N]; the kernel writes zeros for a group without rows."""
+def weight_gradient(rows_RM: Tensor, grad_RN: Tensor, ends_E: Tensor) -> Tensor:
+    """rows^T @ grad of each group -> [E, M, N]; zeros for a group without rows, if there is any row at all."""
     options = {"split_item": ONE_OUTPUT, "group_type": CONTRACTION, "group_list_type": ENDS}
     # A transposed view, as the kernel wants it: it tells by the strides, and refuses the same numbers laid out anew.
     return torch_npu().npu_grouped_matmul([rows_RM.t()], [grad_RN], group_list=ends_E, **options)[0]
@@ -65,7 +65,7 @@ class _GroupedMatmul(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             grad_rows = _times_weight(grad_RN, weight_EMN.transpose(1, 2), ends_E)
         if ctx.needs_input_grad[1]:
-            grad_weight = _weight_gradient(rows_RM, grad_RN, ends_E)
+            grad_weight = weight_gradient(rows_RM, grad_RN, ends_E)
         return grad_rows, grad_weight, None
 
 

@@ -26,7 +26,6 @@ def test_without_it_it_can_be_trained(published):
 @pytest.mark.parametrize(
     "override",
     [
-        "parallel.ep_plan.dispatcher=mc2",
         "parallel.ring_attention_size=2",
         "parallel.ulysses_parallel_size=2",
         "parallel.tensor_parallel_size=2",

@@ -4,6 +4,7 @@
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -57,9 +58,9 @@ class Layer:
         return {"output": output.detach(), "hidden": hidden.grad, "top_k_weight": weight.grad, **grads}
 
 
-def leaf(values: Tensor, dtype: torch.dtype) -> Tensor:
+def leaf(values: Tensor, dtype: torch.dtype, device: str = "cpu") -> Tensor:
     """A copy that collects a gradient."""
-    return values.detach().to(dtype, copy=True).requires_grad_()
+    return values.detach().to(device, dtype, copy=True).requires_grad_()
 
 
 def draw_layer(case: str, ranks: int, seed: int = 3) -> Layer:
@@ -105,21 +106,24 @@ class Part:
 
 def run_part(layer: Layer, dispatcher, mesh: DeviceMesh, dtype: torch.dtype, grouped: bool) -> Part:
     """Collective: this rank's tokens forward and backward."""
-    rank = mesh.get_local_rank()
+    rank, device = mesh.get_local_rank(), mesh.device_type
     own = slice(sum(layer.tokens[:rank]), sum(layer.tokens[: rank + 1]))
-    hidden_TH = leaf(layer.hidden_TH[own], dtype)
-    weight_TK = leaf(layer.top_k_weight_TK[own], torch.promote_types(dtype, torch.float32))
+    hidden_TH = leaf(layer.hidden_TH[own], dtype, device)
+    weight_TK = leaf(layer.top_k_weight_TK[own], torch.promote_types(dtype, torch.float32), device)
+    index_TK = layer.top_k_index_TK[own].to(device)
     weights = [
-        nn.Parameter(distribute_tensor(whole.to(dtype), mesh, [Shard(0)], src_data_rank=None))
-        for whole in (layer.gate_up_EHF, layer.down_EIH)
+        nn.Parameter(distribute_tensor(stacked.to(device, dtype), mesh, [Shard(0)], src_data_rank=None))
+        for stacked in (layer.gate_up_EHF, layer.down_EIH)
     ]
-    output_TH = experts(hidden_TH, layer.top_k_index_TK[own], weight_TK, *weights, Kernels(grouped=grouped), dispatcher)
-    output_TH.backward(layer.grad_TH[own].to(dtype))
+    output_TH = experts(hidden_TH, index_TK, weight_TK, *weights, Kernels(grouped=grouped), dispatcher)
+    output_TH.backward(layer.grad_TH[own].to(device, dtype))
     return Part(hidden_TH, weight_TK, *weights, output_TH)
 
 
-def whole(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The parts of all ranks, under the law's names."""
+def gather_whole(part: Part) -> dict[str, Tensor]:
+    """Collective: the parts of all ranks together, under the law's names."""
+    parts: list[dict[str, Tensor]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(parts, {name: tensor.cpu() for name, tensor in part.said().items()})
     joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     stacked = {name: joined.pop(name) for name in list(joined) if "experts" in name}
     return joined | layout.per_expert(stacked)

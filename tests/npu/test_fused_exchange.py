@@ -1,0 +1,58 @@
+"""The exchange inside of the NPU's matmuls, against the law on all ranks' tokens."""
+
+import pytest
+import torch
+from dispatch_cases import EXPERTS, HIDDEN, draw_layer, gather_whole, run_part
+from torch.distributed.device_mesh import init_device_mesh
+
+from glmv.parallel.mc2 import Mc2, why_unsupported
+
+BF16 = torch.bfloat16
+
+
+@pytest.fixture(scope="module")
+def mesh(process):
+    return init_device_mesh(process.device.type, (process.world_size,), mesh_dim_names=("ep",))
+
+
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize("case", ["uneven", "all_to_first_rank", "all_to_last_rank", "rank_1_has_nothing"])
+def test_two_ranks_compute_the_law(case, mesh, judge):
+    layer = draw_layer(case, 2)
+    said = gather_whole(run_part(layer, Mc2(mesh), mesh, BF16, grouped=True))
+    if mesh.get_rank() == 0:
+        judge(said, layer.law, BF16)
+
+
+@pytest.mark.world_size(2)
+def test_it_sends_the_rows_of_alltoall(mesh, process):
+    layer, dispatcher = draw_layer("uneven", 2), Mc2(mesh)
+    run_part(layer, dispatcher, mesh, BF16, grouped=True)
+    tokens = layer.top_k_index_TK.split(layer.tokens)
+    to_PP = torch.stack([torch.bincount(index.flatten(), minlength=EXPERTS).view(2, -1).sum(1) for index in tokens])
+    rows = 2 * int(to_PP[process.rank, 1 - process.rank] + to_PP[1 - process.rank, process.rank])
+    assert dispatcher.traffic.rows == rows
+    assert dispatcher.traffic.bytes == rows * HIDDEN * BF16.itemsize + EXPERTS // 2 * 8
+
+
+@pytest.mark.world_size(2)
+def test_its_operators_are_called_once_each_way(mesh, count):
+    with count() as counted:
+        run_part(draw_layer("uneven", 2), Mc2(mesh), mesh, BF16, grouped=True)
+    assert counted.calls["npu_alltoallv_gmm"] == counted.calls["npu_gmm_alltoallv"] == 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        (("npu", "bf16", 2, 12), None),
+        (("cpu", "bf16", 2, 12), "the ranks are on cpu"),
+        (("npu", "fp32", 2, 12), "param_dtype = fp32"),
+        (("npu", None, 2, 12), "param_dtype = null"),
+        (("npu", "bf16", 3, 12), "expert_parallel_size = 3 is none of 2, 4"),
+        (("npu", "bf16", 2, 128), "128 experts on 2 ranks"),
+    ],
+    ids=str,
+)
+def test_what_the_operators_do_not_take_is_refused(asked, why):
+    assert (why is None and why_unsupported(*asked) is None) or why in why_unsupported(*asked)
