@@ -36,7 +36,7 @@ class Board:
 
     def another(self) -> Board:
         """A client for another thread."""
-        return Board(self._store.clone())
+        return Board(self._store.clone())  # type: ignore[attr-defined]
 
     def put(self, key: str, value: Any) -> None:  # noqa: ANN401 - whatever JSON can say
         """Make a value known to all ranks."""

@@ -164,4 +164,4 @@ def collectives_issued() -> int:
         return 0
     # An accelerator's group has a backend for each device and no number of its own; gloo is always among them.
     cpu = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
-    return int(cpu._get_sequence_number_for_group())
+    return int(cpu._get_sequence_number_for_group())  # type: ignore[union-attr]

@@ -18,13 +18,13 @@ def received(data: dict[str, Any]) -> pytest.TestReport:
 
 def rank_options(config: pytest.Config, basetemp: Path) -> dict[str, Any]:
     """The options of this session for its ranks: what selects, prints or distributes tests stays here."""
-    mine = {
+    mine: dict[str, Any] = {
         key: value
         for key, value in vars(config.option).items()
         if isinstance(value, str | int | float | bool | None)
         or (isinstance(value, list) and all(isinstance(element, str) for element in value))
     }
-    quiet = {
+    quiet: dict[str, Any] = {
         "keyword": "", "markexpr": "", "deselect": None, "maxfail": 0, "lf": False, "failedfirst": False,
         "stepwise": False, "xmlpath": None, "numprocesses": None, "dist": "no", "tx": [], "usepdb": False,
         "capture": "no", "collectonly": False, "durations": None, "setupshow": False, "setuponly": False,

@@ -146,7 +146,7 @@ def become(request: dict[str, Any], control: socket.socket) -> int:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     stacks = open(request["stacks"], "a", encoding="utf-8")  # noqa: SIM115 - open for as long as the process lives
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     return int(importlib.import_module(request["module"]).main(request, control))

@@ -90,11 +90,11 @@ def _threaded_world() -> Iterator[None]:
     from torch.testing._internal.distributed import multi_threaded_pg
 
     # c10d keeps groups by name for the whole process, unless it is told that threads are ranks.
-    _distributed_c10d._set_thread_isolation_mode(True)
+    _distributed_c10d._set_thread_isolation_mode(True)  # type: ignore[attr-defined]
     multi_threaded_pg._install_threaded_pg()
     try:
         yield
     finally:
         multi_threaded_pg.ProcessLocalGroup.reset()
         multi_threaded_pg._uninstall_threaded_pg()
-        _distributed_c10d._set_thread_isolation_mode(False)
+        _distributed_c10d._set_thread_isolation_mode(False)  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-pytestmark = pytest.mark.world_size(2)
+pytestmark = [pytest.mark.world_size(2), pytest.mark.timeout(60)]
 CASES_OF_THIS_RANK = range(1 + int(os.environ.get("RANK", "0")))
 
 
