@@ -70,16 +70,16 @@ def zigzag(length: int, ring: int, chunk: int | None = None) -> list[list[int]]:
 def sequence_parts(document_BS: Tensor, ring: int, ulysses: int) -> Tensor:
     """Which token of each row stands where, [ring * ulysses, B, L] int64; -1 where padding stands.
 
-    Rank q of the R x U ranks that share a sequence is rank q mod U of ring rank q // U. Every document of a row is dealt
-    out by `zigzag` on its own, in chunks as long as the longest document with the same number needs in any row; then
-    each ring rank's row is cut into U pieces of one length.
+    Rank q of the R x U ranks that share a sequence is rank q mod U of ring rank q // U. Every document of a row is
+    dealt out by `zigzag` on its own, in chunks as long as the longest document with the same number needs in any row;
+    then each ring rank's row is cut into U pieces of one length. A batch without any token has a document of padding.
 
     Args:
         document_BS: number of each token's document, rising along a row; -1 is padding, which nobody holds.
     """
     chunks = 1 if ring == 1 else 2 * ring
-    numbers = range(int(document_BS.max()) + 1) if document_BS.numel() else range(0)
-    longest = [int((document_BS == number).sum(1).max()) for number in numbers]
+    numbers = range(max(int(document_BS.max()), 0) + 1)
+    longest = [max(int((document_BS == number).sum(1).max()), 1) for number in numbers]
     rows: list[list[list[int]]] = []
     for document_S in document_BS:
         held: list[list[int]] = [[] for _ in range(ring)]
@@ -88,7 +88,7 @@ def sequence_parts(document_BS: Tensor, ring: int, ulysses: int) -> Tensor:
             for rank, places in enumerate(zigzag(len(token), ring, -(-most // chunks))):
                 held[rank] += [token[place] if place >= 0 else -1 for place in places]
         rows.append(held)
-    width = -(-max((len(held) for held in rows[0]), default=0) // ulysses) or 1
+    width = -(-len(rows[0][0]) // ulysses)
     parts_RUBL = torch.full((ring, ulysses, len(rows), width), -1, dtype=torch.int64)
     for row, held in enumerate(rows):
         for rank, places in enumerate(held):

@@ -8,8 +8,6 @@ from glmv.config.root import Config
 # Option, values that work, what the others would need.
 _BUILT: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("parallel.tensor_parallel_size", (1,), "tensor parallelism"),
-    ("parallel.ring_attention_size", (1,), "ring context parallelism"),
-    ("parallel.ulysses_parallel_size", (1,), "Ulysses context parallelism"),
     ("parallel.fsdp_plan.ignored_modules", ([],), "modules outside FSDP"),
     ("parallel.fsdp_plan.hook_modules", (None, []), "hook modules"),
     ("parallel.fsdp_plan.cast_forward_inputs", (True,), "FSDP units without input casts"),

@@ -1,6 +1,9 @@
 """GLM-4.5V: the vision tower, the text decoder and the head, glued together."""
 # Shapes: B batch, S sequence, V vocab, H hidden, N patches, P pixels of a patch, M features.
 
+from collections.abc import Callable
+from typing import Any, Protocol
+
 import torch
 from torch import Tensor, nn
 
@@ -16,8 +19,27 @@ from glmv.ops.documents import document_ids
 from glmv.ops.kernels import Kernels
 
 
+class Context(Protocol):
+    """The ranks that share a batch; see `glmv.parallel.context_parallel`."""
+
+    @property
+    def vision(self) -> Callable[..., Tensor]:
+        """Runs the vision tower on all of them."""
+        ...
+
+    @property
+    def split(self) -> Callable[..., tuple[Any, ...]]:
+        """This rank's part of what the text decoder gets."""
+        ...
+
+
 class Glm4vMoeModel(nn.Module):
-    """Vision tower and text decoder; returns the decoder's normalised hidden states."""
+    """Vision tower and text decoder; returns the decoder's normalised hidden states.
+
+    `context` is set from outside under context parallelism: the decoder then runs on this rank's part of the batch.
+    """
+
+    context: Context | None = None
 
     def __init__(self, config: ModelConfig, kernels: Kernels) -> None:
         super().__init__()
@@ -47,6 +69,9 @@ class Glm4vMoeModel(nn.Module):
         grids = {kind: own.grid_thw for kind, own in media.items()}
         positions_3BS = mrope_positions(types_BS, grids, merge, document_BS)
         features = self.features(media, device)
+        if self.context is not None:
+            own = self.context.split(input_ids_BS, features, types_BS, positions_3BS, document_BS)
+            return self.language_model(*own)
         visible = visible_tokens(attention_mask_BS, lengths, device)
         return self.language_model(input_ids_BS, features, types_BS, positions_3BS.to(device), visible)
 
@@ -56,11 +81,13 @@ class Glm4vMoeModel(nn.Module):
         The tower runs once in every batch, whatever is in it, so that all ranks meet in the same collectives.
         """
         if not media:
-            merge, pixels = self.config.vision.spatial_merge_size, self.config.vision.pixels_per_patch
-            black_NP = torch.zeros(merge * merge, pixels, device=device)
-            return {IMAGE: self.visual(black_NP, torch.tensor([[1, merge, merge]]))}
+            return {IMAGE: self.visual(*self.visual.black_picture(device))}
         pixel_values_NP = torch.cat([own.pixel_values_NP for own in media.values()])
-        features_MH = self.visual(pixel_values_NP, torch.cat([own.grid_thw for own in media.values()]))
+        grid_thw = torch.cat([own.grid_thw for own in media.values()])
+        if self.context is None:
+            features_MH = self.visual(pixel_values_NP, grid_thw)
+        else:
+            features_MH = self.context.vision(self.visual, pixel_values_NP, grid_thw)
         counts = [len(own.pixel_values_NP) // self.config.vision.spatial_merge_size**2 for own in media.values()]
         return dict(zip(media, features_MH.split(counts), strict=True))
 
@@ -101,7 +128,7 @@ class Glm4vMoeForConditionalGeneration(nn.Module):
         video_grid_thw: Tensor | OnHost | None = None,
         cu_seqlens: Tensor | OnHost | None = None,
     ) -> Tensor:
-        """Logits [B, S, V] in the compute dtype.
+        """Logits [B, S, V] in the compute dtype; under context parallelism those of this rank's tokens.
 
         What may be `OnHost` should be, where the model is on an accelerator: else the host waits for it.
 

@@ -1,6 +1,8 @@
 """The text decoder: embeddings (text, image and video features), attention and MLP layers, final norm."""
 # Shapes: B batch, S sequence, H hidden, N heads, D head dim, R rotary dim, M features.
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -14,7 +16,12 @@ from glmv.ops.rope import rotate
 
 
 class TextAttention(nn.Module):
-    """Causal grouped-query attention; q, k, v have biases, o has none; RoPE turns the first R of D channels."""
+    """Causal grouped-query attention; q, k, v have biases, o has none; RoPE turns the first R of D channels.
+
+    `attend` is set from outside under context parallelism: it attends to tokens on other ranks too.
+    """
+
+    attend: Callable[..., Tensor] = staticmethod(text_attention)
 
     def __init__(self, config: TextConfig, kernels: Kernels) -> None:
         super().__init__()
@@ -33,7 +40,7 @@ class TextAttention(nn.Module):
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
         query, key = (rotate(states, cos_B1SR, sin_B1SR, kernels=self.kernels) for states in (query, key))
-        output_BNSD = text_attention(query, key, value, visible, implementation=self.kernels.attention)
+        output_BNSD = self.attend(query, key, value, visible, implementation=self.kernels.attention)
         return self.o_proj(output_BNSD.transpose(1, 2).flatten(2))
 
 

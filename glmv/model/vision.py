@@ -163,6 +163,12 @@ class VisionModel(nn.Module):
             hidden_NH = block(hidden_NH, lengths, cos_N1D, sin_N1D)
         return self.merger(self.merge(self.post_layernorm(hidden_NH)))
 
+    def black_picture(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Patches and grid of the smallest picture there is: what a rank runs that has none."""
+        merge = self.config.spatial_merge_size
+        black_NP = torch.zeros(merge * merge, self.config.pixels_per_patch, device=device)
+        return black_NP, torch.tensor([[1, merge, merge]])
+
     def merge(self, hidden_NH: Tensor) -> Tensor:
         """The stride-2 convolution over each 2x2 block, as one matmul: [N, H] -> [M, O]."""
         block = self.config.spatial_merge_size**2

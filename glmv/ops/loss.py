@@ -103,6 +103,11 @@ def cross_entropy(logits_BSV: Tensor, labels_BS: Tensor, share_BS: Tensor) -> Te
     Returns:
         0 with a graph (and zero gradients) when no target is valid; never NaN.
     """
+    return target_cross_entropy(logits_BSV, shift(labels_BS), share_BS)
+
+
+def target_cross_entropy(logits_BSV: Tensor, target_BS: Tensor, share_BS: Tensor) -> Tensor:
+    """`cross_entropy` of labels that are shifted already, as they must be before a sequence is split."""
     wide_NV = logits_BSV.flatten(0, 1).to(at_least_fp32(logits_BSV.dtype))
-    loss_N = F.cross_entropy(wide_NV, shift(labels_BS).flatten(), ignore_index=IGNORE_INDEX, reduction="none")
+    loss_N = F.cross_entropy(wide_NV, target_BS.flatten(), ignore_index=IGNORE_INDEX, reduction="none")
     return (loss_N * share_BS.flatten().to(wide_NV.dtype).to(wide_NV.device)).sum()

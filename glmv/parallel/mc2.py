@@ -99,6 +99,7 @@ class Context(FunctionCtx):
     """What forward leaves for backward."""
 
     saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
     channel: Channel
     mc2: Mc2
 
@@ -144,12 +145,12 @@ class _SendAndMultiply(torch.autograd.Function):
         return hidden_NF
 
     @staticmethod
-    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         arrived_NH, gate_up_eHF = ctx.saved_tensors
         grad_NF = grads[0].contiguous()
         ctx.mc2.count(arrived_NH, ctx.channel.arriving)
         grad_RH = _multiply_and_return(grad_NF, gate_up_eHF, ctx.channel, transposed=True)
-        return grad_RH, _weight_gradient(arrived_NH, grad_NF, gate_up_eHF, ctx.channel), None, None
+        return grad_RH, _weight_gradient(ctx, arrived_NH, grad_NF, gate_up_eHF), None, None
 
 
 class _MultiplyAndReturn(torch.autograd.Function):
@@ -162,14 +163,17 @@ class _MultiplyAndReturn(torch.autograd.Function):
         return output_RH
 
     @staticmethod
-    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         hidden_NI, down_eIH = ctx.saved_tensors
         ctx.mc2.count(grads[0], ctx.channel.sent)
         grad_NI, grad_NH = _send_and_multiply(grads[0].contiguous(), down_eIH, ctx.channel, transposed=True)
-        return grad_NI, _weight_gradient(hidden_NI, grad_NH, down_eIH, ctx.channel), None, None
+        return grad_NI, _weight_gradient(ctx, hidden_NI, grad_NH, down_eIH), None, None
 
 
-def _weight_gradient(rows_NK: Tensor, grad_NM: Tensor, weight_eKM: Tensor, channel: Channel) -> Tensor:
+def _weight_gradient(ctx: Context, rows_NK: Tensor, grad_NM: Tensor, weight_eKM: Tensor) -> Tensor | None:
+    """None for frozen experts; zeros where no row came, which the kernel would leave unwritten."""
+    if not ctx.needs_input_grad[1]:
+        return None
     if len(rows_NK) == 0:
         return torch.zeros_like(weight_eKM)
-    return weight_gradient(rows_NK, grad_NM, channel.ends_e)
+    return weight_gradient(rows_NK, grad_NM, ctx.channel.ends_e)

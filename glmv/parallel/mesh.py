@@ -1,4 +1,4 @@
-"""The two ways in which the same ranks are laid out: one for everything but experts, one for experts.
+"""The ways in which the same ranks are laid out: for everything but experts, for experts, and for sequences.
 
     data     dp_replicate x dp_shard     8 ranks, fully_shard_parallel_size 4:
                                          [0 1 2 3]     one copy of all weights
@@ -10,8 +10,14 @@
                                          [[4 5]        another copy of all experts
                                           [6 7]]
 
-Every rank has samples of its own. Ranks of `ep` exchange tokens; those of `efsdp` and `edp` reduce the gradients of the
-experts that they share, as those of dp_shard and dp_replicate do for all other weights: by sums.
+    sequence  dp x ring x ulysses        ring_attention_size 2, ulysses_parallel_size 2:
+                                         [[0 1]        0 to 3 share every sequence; 0 and 1 exchange heads for tokens,
+                                          [2 3]]       0 and 2 pass keys and values round
+                                         [[4 5]        other sequences
+                                          [6 7]]
+
+Ranks that share no sequence have samples of their own. Ranks of `ep` exchange tokens; those of `efsdp` and `edp` reduce
+the gradients of the experts that they share, as those of dp_shard and dp_replicate do for all other weights: by sums.
 """
 
 from __future__ import annotations
@@ -27,6 +33,8 @@ from glmv.parallel.process import Process
 
 DATA_AXES = ("dp_replicate", "dp_shard")
 EXPERT_AXES = ("edp", "efsdp", "ep")
+SEQUENCE_AXES = ("dp", "ring", "ulysses")
+CONTEXT_AXES = ("dp", "context")
 
 
 class ParallelError(GlmvError):
@@ -35,13 +43,20 @@ class ParallelError(GlmvError):
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many ranks each axis has; both products are the number of ranks."""
+    """How many ranks each axis has; both products are the number of ranks, and a multiple of ring x ulysses."""
 
     dp_replicate: int
     dp_shard: int
     edp: int
     efsdp: int
     ep: int
+    ring: int = 1
+    ulysses: int = 1
+
+    @property
+    def sharers(self) -> int:
+        """Ranks that share each sequence."""
+        return self.ring * self.ulysses
 
     @classmethod
     def of(cls, config: ParallelConfig, world_size: int) -> Sizes:
@@ -55,19 +70,24 @@ class Sizes:
         shard = world_size if config.fully_shard_parallel_size == "auto" else config.fully_shard_parallel_size
         ep = config.expert_parallel_size
         efsdp = config.expert_fully_shard_parallel_size or world_size // ep
-        return cls(world_size // shard, shard, world_size // (ep * efsdp), efsdp, ep)
+        shared = config.ring_attention_size, config.ulysses_parallel_size
+        return cls(world_size // shard, shard, world_size // (ep * efsdp), efsdp, ep, *shared)
 
 
 @dataclass(frozen=True)
 class Meshes:
-    """The two layouts of all ranks.
+    """The layouts of all ranks.
 
     Attributes:
         data: axes dp_replicate and dp_shard.   experts: axes edp, efsdp and ep; ep neighbours have consecutive ranks.
+        sequence: axes dp, ring and ulysses.   context: axes dp and context, which is ring and ulysses in one; None
+            where every rank has sequences of its own.
     """
 
     data: DeviceMesh
     experts: DeviceMesh
+    sequence: DeviceMesh | None = None
+    context: DeviceMesh | None = None
 
     @property
     def fsdp(self) -> DeviceMesh:
@@ -92,7 +112,14 @@ def build_meshes(config: ParallelConfig, process: Process) -> Meshes:
         ParallelError: the sizes do not multiply to the number of ranks; the same on every rank.
     """
     sizes, device = Sizes.of(config, process.world_size), process.device.type
+    groups = process.world_size // sizes.sharers
+    sequence = context = None
+    if sizes.sharers > 1:
+        sequence = init_device_mesh(device, (groups, sizes.ring, sizes.ulysses), mesh_dim_names=SEQUENCE_AXES)
+        context = init_device_mesh(device, (groups, sizes.sharers), mesh_dim_names=CONTEXT_AXES)
     return Meshes(
+        sequence=sequence,
+        context=context,
         data=init_device_mesh(device, (sizes.dp_replicate, sizes.dp_shard), mesh_dim_names=DATA_AXES),
         experts=init_device_mesh(device, (sizes.edp, sizes.efsdp, sizes.ep), mesh_dim_names=EXPERT_AXES),
     )

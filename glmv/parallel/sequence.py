@@ -1,16 +1,16 @@
 """Which rank holds which token of a sequence that several ranks share, and where it stands there.
 
-Each document is cut into 2 R chunks for R ring ranks, and ring rank r holds chunks r and 2 R - 1 - r: an early one, whose
-queries see little, with a late one, whose queries see much. So all have the same work under a causal mask.
+Each document is cut into 2 R chunks for R ring ranks, and ring rank r holds chunks r and 2 R - 1 - r: an early one,
+whose queries see little, with a late one, whose queries see much. So all have the same work under a causal mask.
 
     one document of 12 tokens, ring 2           chunks  0 1 2 | 3 4 5 | 6 7 8 | 9 10 11
         ring rank 0    0 1 2 9 10 11
         ring rank 1    3 4 5 6 7 8
     each cut in two for ulysses 2               ranks   0: 0 1 2   1: 9 10 11   2: 3 4 5   3: 6 7 8
 
-Without a ring a document is one piece. Documents of a packed row are dealt out one by one, so that nobody's share depends
-on how they are packed; a padded row is one document. What does not fill a chunk is padded at its end: behind all tokens of
-its document, where causal attention lets none of them look. Padding of the batch itself is left out: no rank holds it.
+Without a ring a document is one piece. Documents of a packed row are dealt out one by one, so that each is balanced on
+its own; a padded row is one document. What does not fill a chunk is padded at its end: behind all tokens of its
+document, where causal attention lets none of them look. Padding of the batch itself is left out: no rank holds it.
 
 All of it is counted on the host, from document numbers that every rank of the group has.
 """
@@ -70,10 +70,10 @@ class Partition:
         """
         ring_rank, ulysses_rank = degrees.place(rank)
         rows = [_tokens_by_document(document_S) for document_S in document_BS]
-        longest = [max(map(len, same)) for same in _transposed(rows)]
+        longest = [max(map(len, same)) for same in _transposed(rows)] or [1]  # no token: padding stands for a document
         chunks = [_chunk(most, degrees.ring) for most in longest]
         held_BC = torch.stack([_held(tokens, chunks, degrees.ring, ring_rank) for tokens in rows])
-        width = max(-(-held_BC.shape[1] // degrees.ulysses), 1)
+        width = -(-held_BC.shape[1] // degrees.ulysses)
         held_BC = F.pad(held_BC, (0, width * degrees.ulysses - held_BC.shape[1]), value=PADDING)
         documents = tuple(chunk * (1 if degrees.ring == 1 else 2) for chunk in chunks)
         own = slice(ulysses_rank * width, (ulysses_rank + 1) * width)

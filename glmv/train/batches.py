@@ -10,6 +10,7 @@ from torch import Tensor
 
 from glmv.config import Config
 from glmv.data import Batch, BatchSampler, collate, load_samples
+from glmv.parallel.mesh import Sizes
 from glmv.parallel.process import Process
 
 
@@ -34,6 +35,8 @@ class SampledBatches:
 
     def __init__(self, config: Config, process: Process) -> None:
         training, loader = config.training, config.data.dataloader_param
+        # Ranks that share sequences read the same samples.
+        sharers = Sizes.of(config.parallel, process.world_size).sharers
         self.samples = load_samples(
             config.data, Path(config.data.dataset_param.preprocess_parameters.model_name_or_path)
         )
@@ -42,8 +45,8 @@ class SampledBatches:
             len(self.samples),
             micro_batch_size=training.micro_batch_size,
             accumulation=training.gradient_accumulation_steps,
-            dp_rank=process.rank,
-            dp_size=process.world_size,
+            dp_rank=process.rank // sharers,
+            dp_size=process.world_size // sharers,
             seed=training.seed,
             shuffle=loader.shuffle,
             drop_last=loader.drop_last,

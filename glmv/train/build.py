@@ -13,6 +13,7 @@ from glmv.config.features import FeaturesConfig
 from glmv.config.parallel import ParallelConfig
 from glmv.model import Glm4vMoeForConditionalGeneration, ModelConfig
 from glmv.ops.kernels import Kernels
+from glmv.parallel.context_parallel import apply_context_parallel
 from glmv.parallel.expert_parallel import apply_expert_parallel
 from glmv.parallel.fsdp import apply_fsdp
 from glmv.parallel.mesh import Meshes, build_meshes
@@ -74,7 +75,7 @@ def create_model(config: Config, model_config: ModelConfig) -> Glm4vMoeForCondit
 
 
 def parallelize(model: nn.Module, parallel: ParallelConfig, features: FeaturesConfig, meshes: Meshes) -> list[str]:
-    """Spread a model over ranks, in place: experts first, then recomputation, then FSDP around both.
+    """Spread a model over ranks, in place: sequences and experts first, then recomputation, then FSDP around both.
 
     Args:
         model: on any device, meta included; what is frozen is marked already.
@@ -83,6 +84,7 @@ def parallelize(model: nn.Module, parallel: ParallelConfig, features: FeaturesCo
     Raises:
         PatternError: a pattern matches nothing.   ParallelError: sizes do not fit the model.
     """
+    apply_context_parallel(model, parallel, meshes)
     experts = apply_expert_parallel(model, parallel, features, meshes)
     apply_recompute(model, features)
     return apply_fsdp(model, parallel, meshes, experts)

@@ -15,18 +15,23 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from glmv.ops.loss import Objective, count_targets, cross_entropy, shares
+from glmv.ops.loss import Objective, count_targets, shares, shift, target_cross_entropy
+from glmv.parallel.context_parallel import context_of
 from glmv.parallel.process import AgreedError
 
 if TYPE_CHECKING:
     from glmv.data.batch import Batch
 
 
-def global_targets(micro_batches: Sequence[Batch]) -> int:
-    """Collective: valid targets of the global batch, over this step's micro-batches and all ranks."""
+def global_targets(micro_batches: Sequence[Batch], sharers: int = 1) -> int:
+    """Collective: valid targets of the global batch, over this step's micro-batches and all ranks.
+
+    Args:
+        sharers: how many ranks have each micro-batch (context parallelism); it counts once.
+    """
     count = torch.tensor(sum(int(count_targets(batch.labels)) for batch in micro_batches))
     dist.all_reduce(count)
-    return int(count)
+    return int(count) // sharers
 
 
 def accumulate_gradients(
@@ -44,14 +49,19 @@ def accumulate_gradients(
     Returns:
         The global loss, equal on every rank, and this rank's part of it.
     """
-    objective = Objective(loss_type, targets, micro_batches=len(micro_batches) * dist.get_world_size())
+    context = context_of(model)
+    sharers = 1 if context is None else context.degrees.size
+    objective = Objective(loss_type, targets, micro_batches=len(micro_batches) * dist.get_world_size() // sharers)
     parts: list[Tensor] = []
     for batch in micro_batches:
         on_device = batch.to(device)
         logits_BSV = model(**on_device.model_inputs())
         # float64 until the loss rounds it, and on the CPU: not every device has float64.
         share_BS = shares(batch.labels, batch.document_ids, objective)
-        loss = cross_entropy(logits_BSV, on_device.labels, share_BS)
+        target_BS = shift(batch.labels)
+        if context is not None:
+            target_BS, share_BS = context.split_targets(batch.document_ids, target_BS, share_BS)
+        loss = target_cross_entropy(logits_BSV, target_BS.to(device), share_BS)
         loss.backward()
         parts.append(loss.detach())
     # Added up in float64 on the CPU: the report does not depend on how the samples were spread beyond the last digits.

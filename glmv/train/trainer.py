@@ -54,7 +54,7 @@ class Trainer:
         training = config.training
         seed_everything(training.seed, deterministic=training.use_deter_comp)
         with on_all_ranks():
-            Sizes.of(config.parallel, self.process.world_size)
+            self.sharers = Sizes.of(config.parallel, self.process.world_size).sharers
             self.directory = checkpoint_to_load(config)
             self.iteration = read_manifest(self.directory).iteration
             if batches is None:
@@ -83,7 +83,9 @@ class Trainer:
     def global_batch_size(self) -> int:
         """Samples of one optimizer step, over all ranks."""
         training = self.config.training
-        return training.micro_batch_size * training.gradient_accumulation_steps * self.process.world_size
+        return (
+            training.micro_batch_size * training.gradient_accumulation_steps * self.process.world_size // self.sharers
+        )
 
     def run(self) -> list[StepMetrics]:
         """Train to `training.train_iters`, saving on the way and once at the end; return what every step reported."""
@@ -106,7 +108,7 @@ class Trainer:
         with on_all_ranks():
             micro_batches = self.batches.step(step - 1)
         self.observer.before_step(self, step, micro_batches)
-        targets = global_targets(micro_batches)
+        targets = global_targets(micro_batches, self.sharers)
         if targets == 0:
             self.reporter.say(
                 f"warning: step {step}: no sample of the global batch has a label to learn; loss and gradients are 0. "

@@ -5,6 +5,7 @@ torch_npu itself is imported by the first call (`glmv.ops.npu.library`).
 """
 
 import glmv.ops.npu.attention
+import glmv.ops.npu.attention_block
 import glmv.ops.npu.experts
 import glmv.ops.npu.norm
 import glmv.ops.npu.permute

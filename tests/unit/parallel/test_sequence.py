@@ -85,9 +85,9 @@ def test_a_document_shorter_than_the_degree_leaves_ranks_with_padding_alone(leng
     assert {index.shape for index in held} == {(1, 2)}
 
 
-def test_a_batch_without_any_token_leaves_each_rank_one_place():
+def test_a_batch_without_any_token_is_a_document_of_padding():
     empty = document_ids(torch.zeros(2, 5))
-    assert {part.index_BL.shape for part in every_part(empty, Degrees(2, 2))} == {(2, 1)}
+    assert {(part.index_BL.shape, part.documents) for part in every_part(empty, Degrees(2, 2))} == {((2, 1), (2,))}
 
 
 def test_positions_of_three_rows_are_split_along_the_sequence():
