@@ -12,6 +12,7 @@ from glmv.config.features import FeaturesConfig
 from glmv.config.parallel import ParallelConfig
 from glmv.model import Glm4vMoeForConditionalGeneration, ModelConfig
 from glmv.ops.kernels import Kernels
+from glmv.parallel.context_parallel import context_of
 from glmv.parallel.grad_norm import clip_grad_norm
 from glmv.parallel.mesh import build_meshes
 from glmv.train.build import parallelize
@@ -59,23 +60,27 @@ def law_of(directory: Path, routing: str = "even") -> Law:
 
 
 def parallel_config(dtype: str = "fp64", dispatcher: str = "alltoall", **sizes) -> ParallelConfig:
-    """A config with these sizes: `ep`, `efsdp`, `shard`."""
+    """A config with these sizes: `ep`, `efsdp`, `shard`, `ring`, `ulysses`."""
     keys = {
         "ep": "expert_parallel_size",
         "efsdp": "expert_fully_shard_parallel_size",
         "shard": "fully_shard_parallel_size",
+        "ring": "ring_attention_size",
+        "ulysses": "ulysses_parallel_size",
     }
     plan = {"apply_modules": PATTERNS, "num_to_forward_prefetch": 1, "num_to_backward_prefetch": 1, **POLICIES[dtype]}
     named = {keys[name]: size for name, size in sizes.items()}
     return ParallelConfig(fsdp_plan=plan, ep_plan={"dispatcher": dispatcher}, **named)
 
 
-def build(directory, process, *, dtype="fp64", routing="even", frozen=(), features=None, grouped=False, **layout):
+def build(
+    directory, process, *, dtype="fp64", routing="even", frozen=(), features=None, grouped=False, kernel="sdpa", **layout
+):
     """Collective: the tiny model with its weights."""
     gc.collect()  # the groups of earlier meshes
     torch.set_default_dtype(torch.float64 if dtype == "fp64" else torch.float32)
     with torch.device("meta"):
-        model = Glm4vMoeForConditionalGeneration(ModelConfig.from_hf_dir(directory), Kernels(grouped=grouped))
+        model = Glm4vMoeForConditionalGeneration(ModelConfig.from_hf_dir(directory), Kernels(grouped, kernel))
     torch.set_default_dtype(torch.float32)
     freeze(model, frozen)
     parallel = parallel_config(dtype, **layout)
@@ -87,12 +92,18 @@ def build(directory, process, *, dtype="fp64", routing="even", frozen=(), featur
     return model
 
 
-def backward(model, names, process, loss_type="per_token_loss"):
-    """Collective: loss and whole gradients of a step over `names`, which the ranks share out; under published names."""
-    share = len(names) // process.world_size
-    mine = [micro_batch(name) for name in names[process.rank * share :][:share]]
+def backward(model, names, process, loss_type="per_token_loss", chunk_size=None):
+    """Collective: loss and whole gradients of a step over `names`, which the ranks share out; under published names.
+
+    Ranks that share sequences have the same micro-batches.
+    """
+    context = context_of(model)
+    sharers = 1 if context is None else context.degrees.size
+    share = len(names) * sharers // process.world_size
+    mine = [micro_batch(name) for name in names[process.rank // sharers * share :][:share]]
     model.zero_grad()
-    loss, _ = accumulate_gradients(model, mine, global_targets(mine), process.device, loss_type)
+    targets = global_targets(mine, sharers)
+    loss, _ = accumulate_gradients(model, mine, targets, process.device, loss_type, chunk_size)
     return {"loss": torch.tensor(loss, dtype=torch.float64), **gradients_of(model)}
 
 

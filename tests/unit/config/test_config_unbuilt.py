@@ -5,31 +5,20 @@ import pytest
 from glmv.config import load_config, unbuilt
 from glmv.config.unbuilt import _BUILT
 
-PLAIN = ["features.enable_chunk_loss=false"]
+
+def test_the_published_config_can_be_trained(published):
+    assert unbuilt(load_config(published)) == []
 
 
-def test_the_published_config_needs_one_thing(published):
-    assert unbuilt(load_config(published)) == [
-        "features.enable_chunk_loss = true: the chunked loss is not built yet; use false",
-    ]
-
-
-def test_the_example_tells_what_the_command_says(published):
-    readme = (published.parent / "README.md").read_text()
-    assert "\n".join(unbuilt(load_config(published))) + "\n```" in readme
-
-
-def test_without_it_it_can_be_trained(published):
-    assert unbuilt(load_config(published, PLAIN)) == []
+def test_both_kinds_of_chunked_loss_can_be_trained(published):
+    other = ["features.enable_chunk_loss=false", "features.enable_dynamic_chunk_loss=true"]
+    assert unbuilt(load_config(published, other)) == []
 
 
 @pytest.mark.parametrize(
     "override",
     [
-        "parallel.ring_attention_size=2",
-        "parallel.ulysses_parallel_size=2",
         "parallel.tensor_parallel_size=2",
-        "features.enable_dynamic_chunk_loss=true",
         "features.enable_activation_offload=true",
         "training.optimizer=muon",
         "training.save_async=true",
@@ -42,13 +31,18 @@ def test_without_it_it_can_be_trained(published):
     ],
 )
 def test_each_choice_is_named(override, published):
-    (sentence,) = unbuilt(load_config(published, [*PLAIN, override]))
+    (sentence,) = unbuilt(load_config(published, [override]))
     assert sentence.startswith(override.partition("=")[0] + " = ")
 
 
 @pytest.mark.parametrize("loss_type", ["raw", "default", "per_sample_loss", "per_token_loss"])
 def test_every_loss_type_can_be_trained(loss_type, published):
-    assert unbuilt(load_config(published, [*PLAIN, f"features.loss_cfg.loss_type={loss_type}"])) == []
+    assert unbuilt(load_config(published, [f"features.loss_cfg.loss_type={loss_type}"])) == []
+
+
+@pytest.mark.parametrize("key", ["ring_attention_size", "ulysses_parallel_size"])
+def test_sequences_can_be_shared(key, published):
+    assert unbuilt(load_config(published, [f"parallel.{key}=2"])) == []
 
 
 @pytest.mark.parametrize("path", [path for path, _, _ in _BUILT])

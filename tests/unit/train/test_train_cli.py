@@ -28,9 +28,9 @@ def refusal(*overrides):
 
 
 def test_everything_unbuilt_is_refused_by_name_and_value():
-    message = refusal("parallel.ulysses_parallel_size=2", "features.enable_chunk_loss=true")
-    assert "parallel.ulysses_parallel_size = 2" in message
-    assert "features.enable_chunk_loss = true" in message
+    message = refusal("parallel.tensor_parallel_size=2", "features.enable_activation_offload=true")
+    assert "parallel.tensor_parallel_size = 2" in message
+    assert "features.enable_activation_offload = true" in message
 
 
 def test_a_wrong_key_is_refused():

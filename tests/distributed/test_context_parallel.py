@@ -1,0 +1,72 @@
+"""A model whose ranks share sequences: loss and every gradient are those of the law on the whole micro-batches."""
+
+import pytest
+from layouts import DTYPES, backward, build, law_of
+from rank_cases import LOSS_TYPES
+
+# Pictures of different shapes, a video beside pictures, packed documents, padded rows, text alone; one of each step is
+# shared by all ranks, or by both ranks of a pair.
+BATCHES = {
+    "pictures": ["pictures", "wide_picture"],
+    "videos": ["video_beside_pictures", "picture"],
+    "packed": ["packed", "pictures"],
+    "padded_rows": ["mixed_lengths", "text"],
+    "one_target": ["one", "three"],
+    "nothing_to_learn_beside_pictures": ["masked_picture", "ten"],
+}
+TWO = {"ulysses2": {"ulysses": 2}, "ring2": {"ring": 2}}
+FOUR = {
+    "ring4": {"ring": 4},
+    "ulysses4": {"ulysses": 4},
+    "ring2_ulysses2": {"ring": 2, "ulysses": 2},
+    "two_pairs_ring2": {"ring": 2},
+    "two_pairs_ulysses2": {"ulysses": 2},
+}
+WITH_EXPERTS = {"ring2_ep2": {"ring": 2, "ep": 2}, "ulysses2_ep4": {"ulysses": 2, "ep": 4}}
+
+
+def check(names, process, tiny_dir, judge, dtype="fp64", loss_type="per_token_loss", **layout):
+    said = backward(build(tiny_dir, process, dtype=dtype, **layout), names, process, loss_type)
+    if process.is_main:
+        judge(said, law_of(tiny_dir).of(names, loss_type=loss_type), DTYPES[dtype])
+
+
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize("batches", BATCHES)
+@pytest.mark.parametrize("layout", TWO)
+def test_two_ranks_share_sequences(layout, batches, process, tiny_dir, judge):
+    check(BATCHES[batches], process, tiny_dir, judge, **TWO[layout])
+
+
+@pytest.mark.world_size(4)
+@pytest.mark.parametrize("batches", BATCHES)
+@pytest.mark.parametrize("layout", FOUR)
+def test_four_ranks_share_sequences(layout, batches, process, tiny_dir, judge):
+    check(BATCHES[batches], process, tiny_dir, judge, **FOUR[layout])
+
+
+@pytest.mark.world_size(4)
+@pytest.mark.parametrize("layout", WITH_EXPERTS)
+def test_ranks_share_sequences_and_experts(layout, process, tiny_dir, judge):
+    check(BATCHES["packed"], process, tiny_dir, judge, **WITH_EXPERTS[layout])
+
+
+@pytest.mark.world_size(4)
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_every_loss_type_divides_by_what_the_whole_micro_batch_has(loss_type, process, tiny_dir, judge):
+    check(BATCHES["packed"], process, tiny_dir, judge, loss_type=loss_type, ring=2)
+
+
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize("kernel", ["eager", "flash"])
+@pytest.mark.parametrize("layout", TWO)
+def test_every_attention_is_right(layout, kernel, process, tiny_dir, judge):
+    check(BATCHES["packed"], process, tiny_dir, judge, kernel=kernel, **TWO[layout])
+
+
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize("layout", TWO)
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_recomputation_exchanges_again(reentrant, layout, process, tiny_dir, judge):
+    features = {"recompute": True, "recompute_plan": {"use_reentrant": reentrant}}
+    check(BATCHES["pictures"], process, tiny_dir, judge, features=features, **TWO[layout])
