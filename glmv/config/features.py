@@ -26,12 +26,12 @@ class LossConfig(Section):
 class ChunkLossPlan(Section):
     """`features.chunkloss_plan`: the loss computed in pieces, so that logits never exist as a whole."""
 
-    apply_module: str = "lm_head"
-    """The output projection whose logits are computed in chunks."""
+    apply_module: Literal["lm_head"] = "lm_head"
+    """The output projection whose logits are computed in chunks; GLM-4.5V has one."""
     chunk_size: Count = 1024
-    """Tokens per chunk of every sequence (static chunks)."""
+    """Tokens of a chunk for every sequence of a micro-batch (static chunks)."""
     total_chunk_size: Count = 4096
-    """Tokens per chunk over the whole batch (dynamic chunks)."""
+    """Tokens of a chunk over all sequences of a micro-batch (dynamic chunks)."""
 
 
 class RecomputePlan(ModulePlan):
@@ -56,7 +56,7 @@ class FeaturesConfig(Section):
     enable_chunk_loss: bool = False
     """Compute the loss in chunks of `chunkloss_plan.chunk_size` tokens."""
     enable_dynamic_chunk_loss: bool = False
-    """Compute the loss in chunks whose size follows the batch size."""
+    """Compute the loss in chunks of `chunkloss_plan.total_chunk_size` tokens, however many sequences there are."""
     chunkloss_plan: ChunkLossPlan = ChunkLossPlan()
     """Chunk sizes."""
     recompute: bool = False

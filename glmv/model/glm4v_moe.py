@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from glmv.model.config import ConfigError, ModelConfig
+from glmv.model.head import Head
 from glmv.model.inputs import Media, OnHost, check_documents, check_media, gather_media, on_host
-from glmv.model.layers import Linear
 from glmv.model.positions import IMAGE, TEXT, mrope_positions
 from glmv.model.rotary import reset_rotaries
 from glmv.model.text import TextModel, visible_tokens
 from glmv.model.vision import VisionModel
 from glmv.ops.attention import IMPLEMENTATIONS
+from glmv.ops.chunked_loss import Targets
 from glmv.ops.documents import document_ids
 from glmv.ops.kernels import Kernels
 
@@ -93,7 +94,7 @@ class Glm4vMoeModel(nn.Module):
 
 
 class Glm4vMoeForConditionalGeneration(nn.Module):
-    """GLM-4.5V as it is trained: logits for every position, no cache, no loss.
+    """GLM-4.5V as it is trained: logits for every position, or the loss of them; no cache.
 
     Parameter names are the checkpoint's, except that the routed experts are stacked: `mlp.experts.gate_up_proj`
     [E, H, 2I] (gate half first) and `mlp.experts.down_proj` [E, I, H]. All parameters are uninitialised memory until
@@ -114,7 +115,7 @@ class Glm4vMoeForConditionalGeneration(nn.Module):
             )
         self.config = config
         self.model = Glm4vMoeModel(config, kernels)
-        self.lm_head = Linear(config.text.hidden_size, config.text.vocab_size, bias=False)
+        self.lm_head = Head(config.text.hidden_size, config.text.vocab_size, bias=False)
 
     def forward(
         self,
@@ -127,6 +128,7 @@ class Glm4vMoeForConditionalGeneration(nn.Module):
         pixel_values_videos_NP: Tensor | None = None,
         video_grid_thw: Tensor | OnHost | None = None,
         cu_seqlens: Tensor | OnHost | None = None,
+        targets: Targets | None = None,
     ) -> Tensor:
         """Logits [B, S, V] in the compute dtype; under context parallelism those of this rank's tokens.
 
@@ -142,6 +144,7 @@ class Glm4vMoeForConditionalGeneration(nn.Module):
             pixel_values_videos_NP, video_grid_thw: the same for videos.
             cu_seqlens: int32 [documents + 1], for one row that packs several documents: document d is at cu_seqlens[d]
                 to cu_seqlens[d + 1], sees itself only, and starts at position 0. Tokens behind the last are padding.
+            targets: asks for the loss, a scalar, instead of logits; see `glmv.ops.chunked_loss`.
         Raises:
             InputError: token types, pixels, grids and documents do not fit together.
         """
@@ -149,7 +152,7 @@ class Glm4vMoeForConditionalGeneration(nn.Module):
         media = gather_media(pixel_values_NP, image_grid_thw, pixel_values_videos_NP, video_grid_thw)
         mask_BS, types_BS, borders = map(on_host, (attention_mask_BS, mm_token_type_ids_BS, cu_seqlens))
         hidden_BSH = self.model(input_ids_BS, mask_BS, types_BS, media, borders)
-        return self.lm_head(hidden_BSH)
+        return self.lm_head(hidden_BSH, targets)
 
     def reset_buffers(self, dtype: torch.dtype | None = None) -> None:
         """Recompute every non-persistent buffer; call after `to_empty`, which leaves them uninitialised.

@@ -12,6 +12,7 @@ from glmv.config import Config, ConfigError, torch_dtype
 from glmv.config.features import FeaturesConfig
 from glmv.config.parallel import ParallelConfig
 from glmv.model import Glm4vMoeForConditionalGeneration, ModelConfig
+from glmv.ops.chunked_loss import ChunkSize
 from glmv.ops.kernels import Kernels
 from glmv.parallel.context_parallel import apply_context_parallel
 from glmv.parallel.expert_parallel import apply_expert_parallel
@@ -87,7 +88,19 @@ def parallelize(model: nn.Module, parallel: ParallelConfig, features: FeaturesCo
     apply_context_parallel(model, parallel, meshes)
     experts = apply_expert_parallel(model, parallel, features, meshes)
     apply_recompute(model, features)
-    return apply_fsdp(model, parallel, meshes, experts)
+    # What returns the loss where it is computed in chunks: the head, and the model around it.
+    losses = () if chunk_size_of(features) is None else (features.chunkloss_plan.apply_module, "")
+    return apply_fsdp(model, parallel, meshes, experts, losses)
+
+
+def chunk_size_of(features: FeaturesConfig) -> ChunkSize | None:
+    """How many tokens' logits may exist at a time; None for no limit."""
+    plan = features.chunkloss_plan
+    if features.enable_chunk_loss:
+        return ChunkSize(plan.chunk_size, per_row=True)
+    if features.enable_dynamic_chunk_loss:
+        return ChunkSize(plan.total_chunk_size, per_row=False)
+    return None
 
 
 def build_model(

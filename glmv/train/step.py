@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from glmv.ops.chunked_loss import ChunkSize, Targets
 from glmv.ops.loss import Objective, count_targets, shares, shift, target_cross_entropy
 from glmv.parallel.context_parallel import context_of
 from glmv.parallel.process import AgreedError
@@ -40,12 +41,14 @@ def accumulate_gradients(
     targets: int,
     device: torch.device,
     loss_type: str = "per_token_loss",
+    chunk_size: ChunkSize | None = None,
 ) -> tuple[float, float]:
     """Collective: run forward and backward over this rank's micro-batches, adding to the gradients.
 
     Args:
         targets: the global count (see `global_targets`). With 0 of them the loss is 0 and so is every gradient.
         loss_type: `features.loss_cfg.loss_type`; every rank must have equally many micro-batches.
+        chunk_size: make no more logits at a time than those of so many tokens; None makes all at once.
     Returns:
         The global loss, equal on every rank, and this rank's part of it.
     """
@@ -54,14 +57,12 @@ def accumulate_gradients(
     objective = Objective(loss_type, targets, micro_batches=len(micro_batches) * dist.get_world_size() // sharers)
     parts: list[Tensor] = []
     for batch in micro_batches:
-        on_device = batch.to(device)
-        logits_BSV = model(**on_device.model_inputs())
         # float64 until the loss rounds it, and on the CPU: not every device has float64.
         share_BS = shares(batch.labels, batch.document_ids, objective)
         target_BS = shift(batch.labels)
         if context is not None:
             target_BS, share_BS = context.split_targets(batch.document_ids, target_BS, share_BS)
-        loss = target_cross_entropy(logits_BSV, target_BS.to(device), share_BS)
+        loss = _loss(model, batch.to(device), target_BS.to(device), share_BS, chunk_size)
         loss.backward()
         parts.append(loss.detach())
     # Added up in float64 on the CPU: the report does not depend on how the samples were spread beyond the last digits.
@@ -69,6 +70,14 @@ def accumulate_gradients(
     total = partial.clone()
     dist.all_reduce(total)
     return float(total), float(partial)
+
+
+def _loss(model: nn.Module, batch: Batch, target_BS: Tensor, share_BS: Tensor, chunk_size: ChunkSize | None) -> Tensor:
+    if chunk_size is None:
+        return target_cross_entropy(model(**batch.model_inputs()), target_BS, share_BS)
+    targets = Targets(target_BS, share_BS, chunk_size.tokens(rows=len(target_BS)))
+    loss: Tensor = model(**batch.model_inputs(), targets=targets)
+    return loss
 
 
 def stop_if_not_finite(

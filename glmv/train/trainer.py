@@ -16,7 +16,7 @@ from glmv.parallel.mesh import Sizes
 from glmv.parallel.process import current, on_all_ranks
 from glmv.train.assets import refuse_other_assets
 from glmv.train.batches import Batches, SampledBatches
-from glmv.train.build import build_model, checkpoint_to_load
+from glmv.train.build import build_model, checkpoint_to_load, chunk_size_of
 from glmv.train.metrics import Reporter, StepMetrics
 from glmv.train.observer import Observer
 from glmv.train.optimizer import apply_config, build_optimizer, optimizer_step
@@ -115,8 +115,9 @@ class Trainer:
                 "Look at cutoff_len and at the labels of your data."
             )
         self.loads.reset()
-        loss_type, device = self.config.features.loss_cfg.loss_type, self.process.device
-        loss, partial = accumulate_gradients(self.model, micro_batches, targets, device, loss_type)
+        features, device = self.config.features, self.process.device
+        how = features.loss_cfg.loss_type, chunk_size_of(features)
+        loss, partial = accumulate_gradients(self.model, micro_batches, targets, device, *how)
         self.observer.after_backward(self, step, loss)
         training = self.config.training
         norm = float(clip_grad_norm(self.model.parameters(), training.clip_grad, foreach=training.clip_grad_foreach))

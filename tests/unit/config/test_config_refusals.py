@@ -93,6 +93,12 @@ VALUES = {
         "features.loss_cfg.router_aux_loss_coef = 0.01 must be 0: GLM-4.5V has no auxiliary routing loss "
         "(e_score_correction_bias balances it).",
     ),
+    "chunks_of_another_module": (
+        "    apply_module: lm_head",
+        "    apply_module: model.language_model.embed_tokens",
+        "features.chunkloss_plan.apply_module = 'model.language_model.embed_tokens' must be 'lm_head'.\n"
+        "The output projection whose logits are computed in chunks; GLM-4.5V has one.",
+    ),
     "plugin": (
         "mindspeed_mm/fsdp/models/glm4_5v",
         "my/plugin",

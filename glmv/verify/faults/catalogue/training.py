@@ -121,8 +121,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         id="loss-type-not-heard",
         file="glmv/train/trainer.py",
-        line="loss, partial = accumulate_gradients(self.model, micro_batches, targets, device, loss_type)",
-        replacement="loss, partial = accumulate_gradients(self.model, micro_batches, targets, device)",
+        line="how = features.loss_cfg.loss_type, chunk_size_of(features)",
+        replacement='how = "per_token_loss", chunk_size_of(features)',
         sentence="features.loss_cfg.loss_type is accepted, and per_token_loss is trained.",
         killers=("tests/distributed/test_train.py::test_the_config_chooses_the_loss",),
     ),
