@@ -101,11 +101,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             if grad_weight_VH is not None:
                 grad_weight_VH += grad_logits_CV.T @ hidden_CH
         rounded_VH = None if grad_weight_VH is None else grad_weight_VH.to(weight_VH.dtype)
-        ctx.save_for_backward(grad_hidden_NH, rounded_VH)
+        ctx.save_for_backward(grad_hidden_NH, rounded_VH)  # type: ignore[arg-type] # None may be saved
         return loss
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden_NH, grad_weight_VH = (None if grad is None else grad * grads[0] for grad in ctx.saved_tensors)
         return grad_hidden_NH, grad_weight_VH, None, None, None

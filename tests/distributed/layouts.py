@@ -74,7 +74,16 @@ def parallel_config(dtype: str = "fp64", dispatcher: str = "alltoall", **sizes) 
 
 
 def build(
-    directory, process, *, dtype="fp64", routing="even", frozen=(), features=None, grouped=False, kernel="sdpa", **layout
+    directory,
+    process,
+    *,
+    dtype="fp64",
+    routing="even",
+    frozen=(),
+    features=None,
+    grouped=False,
+    kernel="sdpa",
+    **layout,
 ):
     """Collective: the tiny model with its weights."""
     gc.collect()  # the groups of earlier meshes
