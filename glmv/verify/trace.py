@@ -2,7 +2,7 @@
 
     state_0000_rank2.safetensors   rank 2's part of weights, exp_avg, exp_avg_sq before step 1
     grads_0001_rank2.safetensors   its part of the gradients of step 1, complete and not yet clipped
-    input_0001_rank2.safetensors   its micro-batches, and the experts its routers chose
+    input_0001_rank2.safetensors   its micro-batches, and the experts its routers chose for its tokens
     step_0001.json                 loss, gradient norm, learning rate as the run reported them
     state_0001_rank2.safetensors   after step 1 = before step 2
 
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from glmv.data.batch import Batch as MachineBatch
 from glmv.errors import GlmvError
+from glmv.parallel.context_parallel import context_of
 from glmv.train.metrics import StepMetrics
 from glmv.train.observer import Observer
 from glmv.train.trainer import Trainer
@@ -66,7 +68,7 @@ class Recorder(Observer):
         """Store complete gradients, inputs and expert choices."""
         gradients = {n: p.grad for n, p in trainer.model.named_parameters() if p.grad is not None}
         save_parts(gradients, self.directory / f"grads_{step:04d}_rank{trainer.rank}.safetensors")
-        self._save_inputs(self.directory / f"input_{step:04d}_rank{trainer.rank}.safetensors")
+        self._save_inputs(trainer.model, self.directory / f"input_{step:04d}_rank{trainer.rank}.safetensors")
 
     def after_step(self, trainer: Trainer, step: int, metrics: StepMetrics) -> None:
         """Store the new state and what the run reported."""
@@ -97,12 +99,16 @@ class Recorder(Observer):
                 tensors[f"{kind}/{name}"] = memory[kind] if kind in memory else torch.zeros_like(parameter)
         save_parts(tensors, self.directory / f"state_{step:04d}_rank{trainer.rank}.safetensors")
 
-    def _save_inputs(self, path: Path) -> None:
+    def _save_inputs(self, model: nn.Module, path: Path) -> None:
         tensors: dict[str, Tensor] = {}
+        context = context_of(model)
         for number, (batch, choice) in enumerate(zip(self.batches, self.choices, strict=True)):
             fields = {name: getattr(batch, name) for name in (*BATCH_FIELDS, "cu_seqlens")}
             tensors |= {f"{number}/{name}": t.cpu().contiguous() for name, t in fields.items() if t is not None}
             tensors |= {f"{number}/experts/{layer}": index.cpu() for layer, index in choice.items()}
+            if context is not None:
+                tensors[f"{number}/places"] = context.partition_of(batch.document_ids).index_BL
+                tensors[f"{number}/group"] = torch.tensor(dist.get_rank() // context.degrees.size)
         save_file(tensors, path)
 
 
@@ -213,16 +219,50 @@ class Trace:
         return published["weights"], State(step, published["exp_avg"], published["exp_avg_sq"])
 
     def _micro_batches(self, number: int) -> list[MicroBatch]:
-        found = []
+        shared: dict[tuple[int, int], list[tuple[int, dict[str, Tensor]]]] = {}
         for path in self._files("input", number):
-            tensors = load_file(path)
+            rank, tensors = int(path.stem.split("rank")[1]), load_file(path)
             for index in sorted({int(key.split("/")[0]) for key in tensors}):
                 own = {k.split("/", 1)[1]: t for k, t in tensors.items() if k.startswith(f"{index}/")}
-                experts = {int(k.split("/")[1]): t for k, t in own.items() if k.startswith("experts/")}
-                fields = {name: own.get(name) for name in BATCH_FIELDS}
-                batch = Batch(**fields, document_ids=packed_documents(own))  # type: ignore[arg-type]
-                found.append(MicroBatch(int(path.stem.split("rank")[1]), batch, experts))
-        return found
+                group = int(own["group"]) if "group" in own else rank
+                shared.setdefault((group, index), []).append((rank, own))
+        return [_micro_batch(parts) for parts in shared.values()]
+
+
+def _micro_batch(parts: Sequence[tuple[int, dict[str, Tensor]]]) -> MicroBatch:
+    """Of the tensors of every rank that had a part of it.
+
+    Raises:
+        ValueError: the ranks did not share one batch, or a token was the part of none of them, or of two.
+    """
+    rank, first = parts[0]
+    for other, own in parts[1:]:
+        if differing := [n for n in BATCH_FIELDS if n in first and not torch.equal(first[n], own[n])]:
+            raise ValueError(f"ranks {rank} and {other} share a sequence, but differ in {', '.join(differing)}")
+    fields = {name: first.get(name) for name in BATCH_FIELDS}
+    batch = Batch(**fields, document_ids=packed_documents(first))  # type: ignore[arg-type]
+    layers = [int(key.split("/")[1]) for key in first if key.startswith("experts/")]
+    if "places" not in first:
+        return MicroBatch(rank, batch, {layer: first[f"experts/{layer}"] for layer in layers})
+    places = torch.cat([token_of_place(own["places"], batch.input_ids.shape[1]) for _, own in parts])
+    held_T = places[places >= 0].bincount(minlength=batch.input_ids.numel())
+    if not torch.equal(held_T, (batch.documents.flatten() >= 0).long()):
+        raise ValueError(f"micro-batch of rank {rank}: a token was the part of no rank, of two, or was padding")
+    joined = {layer: torch.cat([own[f"experts/{layer}"] for _, own in parts]) for layer in layers}
+    return MicroBatch(rank, batch, {layer: _in_token_order(index, places, held_T) for layer, index in joined.items()})
+
+
+def token_of_place(index_BL: Tensor, length: int) -> Tensor:
+    """Of every place of a rank's part the token of the flattened batch [B * S] that stands there, -1 at padding."""
+    row_B1 = torch.arange(len(index_BL))[:, None]
+    return torch.where(index_BL >= 0, row_B1 * length + index_BL, -1).flatten()
+
+
+def _in_token_order(index_PK: Tensor, place_P: Tensor, held_T: Tensor) -> Tensor:
+    """Expert choices [T, K] from those at all places; tokens that no rank held get the first K experts."""
+    index_TK = torch.arange(index_PK.shape[1]).expand(len(held_T), -1).clone()
+    index_TK[place_P[place_P >= 0]] = index_PK[place_P >= 0]
+    return index_TK
 
 
 def packed_documents(tensors: Mapping[str, Tensor]) -> Tensor | None:

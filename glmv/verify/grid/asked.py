@@ -8,6 +8,7 @@ from torch.distributed.tensor import DTensor
 
 from glmv.model.moe import Experts
 from glmv.parallel.balance import BalancedAllToAll
+from glmv.parallel.context_parallel import context_of
 from glmv.parallel.dispatch import AllGather, AllToAll
 from glmv.train.recompute import Recomputed
 from glmv.train.trainer import Trainer
@@ -23,6 +24,7 @@ def lacking(case: Case, trainer: Trainer) -> list[str]:
     return [
         *_lacks_mesh(case, model.lm_head.weight),
         *(fault for module in experts for fault in _lacks_exchange(case, module)),
+        *_lacks_sharing(case, trainer),
         *_lacks_recomputation(case, trainer),
     ]
 
@@ -45,6 +47,13 @@ def _lacks_exchange(case: Case, module: Experts) -> Iterator[str]:
         yield f"tokens are exchanged by {type(dispatcher).__name__}"
     if isinstance(dispatcher, BalancedAllToAll) and case.routing == "skewed" and not _copied(dispatcher):
         yield "no hot expert was copied"
+
+
+def _lacks_sharing(case: Case, trainer: Trainer) -> Iterator[str]:
+    context = context_of(trainer.model)
+    found = (1, 1) if context is None else (context.degrees.ulysses, context.degrees.ring)
+    if found != case.degrees:
+        yield f"sequences are shared by ulysses x ring = {found}"
 
 
 def _copied(dispatcher: BalancedAllToAll) -> bool:

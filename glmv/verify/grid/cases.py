@@ -16,7 +16,7 @@ AXES: dict[str, tuple[str, ...]] = {
     # How tokens travel; `balance` is alltoall with copies of hot experts.
     "exchange": ("none", "alltoall", "allgather", "balance"),
     # Which ranks share a sequence: ulysses x ring of them.
-    "sequence": ("whole",),
+    "sequence": ("whole", "u2", "r2", "r4", "u2r2"),
     # The loss over whole logits, or over chunks of tokens.
     "head": ("logits",),
     "accumulate": ("1", "2"),
@@ -121,6 +121,9 @@ ANCHORS = (
     "4-fsdp-4x1x1-balance-whole-logits-1-off-default-nothing-skewed-fp64",
     "4-hsdp-2x1x2-allgather-whole-logits-1-on-per_sample_loss-vision-even-fp64",
     "4-hsdp-1x2x2-none-whole-logits-2-reentrant-raw-embedding-skewed-fp64",
+    "4-fsdp-2x2x1-alltoall-u2-logits-1-off-per_token_loss-nothing-even-fp64",
+    "4-fsdp-1x1x4-none-r2-logits-1-off-per_token_loss-nothing-even-fp64",
+    "4-fsdp-4x1x1-balance-u2r2-logits-2-on-per_sample_loss-nothing-even-fp64",
 )
 """Cases that stay in the set whatever else does, so that seeded faults can name them."""
 Pair = tuple[tuple[str, str], tuple[str, str]]
@@ -134,8 +137,8 @@ def pairs(case: Case) -> set[Pair]:
 def covering(ranks: int, dtype: str = "fp64") -> list[Case]:
     """Few cases in which every pair of choices that can meet does: greedy, the same in every process.
 
-    Anchors come first. Each further case is begun by the first pair still missing and filled axis by axis with the choice that adds most new pairs
-    (Cohen et al., AETG, IEEE TSE 1997).
+    Anchors come first. Each further case is begun by the first pair still missing and filled axis by axis with the choice
+    that adds most new pairs (Cohen et al., AETG, IEEE TSE 1997).
     """
     possible = axes(ranks)
     missing = _possible_pairs(ranks)

@@ -15,12 +15,13 @@ import glmv
 from glmv.checkpoint.hf_to_dcp import hf_to_dcp
 from glmv.config import Config, load_config
 from glmv.data import Batch
+from glmv.parallel.context_parallel import context_of
 from glmv.parallel.process import Process
 from glmv.tiny.make import make_tiny
 from glmv.train.trainer import Trainer
 from glmv.verify.grid.batches import micro_batch
 from glmv.verify.grid.cases import Case
-from glmv.verify.trace import GATE, Recorder
+from glmv.verify.trace import GATE, Recorder, token_of_place
 
 TRAIN = Path(glmv.__file__).parents[1] / "examples" / "pictures" / "train.yaml"
 # The micro-batches of a step, in the order of ranks and accumulation: pictures of different shapes, text alone, videos,
@@ -137,8 +138,14 @@ def run(case: Case, models: Path, out: Path, process: Process) -> Trainer:
     return trainer
 
 
-def outputs(model: nn.Module, name: str, device: torch.device) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
-    """Collective: what each module returns on a micro-batch, in a forward pass of its own; and the experts chosen."""
+def outputs(
+    model: nn.Module, name: str, device: torch.device
+) -> tuple[dict[str, Tensor], dict[int, Tensor], Tensor | None]:
+    """Collective: what each module returns on a micro-batch, in a forward pass of its own.
+
+    Returns:
+        Outputs by module, experts chosen by layer, and which tokens they are of, where this rank has a part of them.
+    """
     seen: dict[str, Tensor] = {}
     choices: dict[int, Tensor] = {}
     hooks = []
@@ -155,4 +162,8 @@ def outputs(model: nn.Module, name: str, device: torch.device) -> tuple[dict[str
         model(**micro_batch(name).to(device).model_inputs())
     for hook in hooks:
         hook.remove()
-    return seen, choices
+    context, batch = context_of(model), micro_batch(name)
+    if context is None:
+        return seen, choices, None
+    index_BL = context.partition_of(batch.document_ids).index_BL
+    return seen, choices, token_of_place(index_BL, batch.input_ids.shape[1])

@@ -150,8 +150,8 @@ def _wrong_outputs(case: Case, law: Law, trainer: Trainer, process: Process) -> 
     dtype = DTYPES[case.dtype]
     wrong: list[tuple[int, Miss]] = []
     for name in machine.names_on(case, process.rank):
-        seen, choices = machine.outputs(trainer.model, name, process.device)
-        for position, finding in _judge_outputs(law, name, seen, choices, dtype):
+        seen, choices, places = machine.outputs(trainer.model, name, process.device)
+        for position, finding in _judge_outputs(law, name, seen, choices, places, dtype):
             wrong.append((position, Miss("output", finding, f"on rank {process.rank}, micro-batch {name}")))
             break
     everyone: list[list[tuple[int, Miss]]] = [[]] * process.world_size
@@ -160,21 +160,41 @@ def _wrong_outputs(case: Case, law: Law, trainer: Trainer, process: Process) -> 
 
 
 def _judge_outputs(
-    law: Law, name: str, seen: Mapping[str, Tensor], choices: Mapping[int, Tensor], dtype: torch.dtype
+    law: Law,
+    name: str,
+    seen: Mapping[str, Tensor],
+    choices: Mapping[int, Tensor],
+    places: Tensor | None,
+    dtype: torch.dtype,
 ) -> Iterator[tuple[int, Finding]]:
-    """Findings over budget, in the order of the forward pass."""
+    """Findings over budget, in the order of the forward pass.
+
+    Args:
+        places: token of the batch at each place of this rank's part, -1 at padding; None where it has the whole batch.
+    """
     real_T = law.real_tokens(name)
+    token_P = torch.arange(len(real_T)).masked_fill(~real_T, -1) if places is None else places
 
-    def real(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        flat = {key: tensors[key].reshape(-1, value.shape[-1]) for key, value in like.items()}
-        return {key: t[real_T] if len(t) == len(real_T) else t for key, t in flat.items()}
+    def at_places(tensor: Tensor) -> Tensor:
+        rows = tensor.reshape(-1, tensor.shape[-1])
+        return rows[token_P[token_P >= 0]] if len(rows) == len(real_T) else rows
 
-    raw = law.outputs(name, choices, Policy(torch.float64))
-    raw = {key: value for key, value in raw.items() if key in seen}
-    truth, noise = real(raw, raw), Noise()
+    def of_machine(tensor: Tensor) -> Tensor:
+        rows = tensor.reshape(-1, tensor.shape[-1])
+        return rows[token_P >= 0] if len(rows) == len(token_P) else rows
+
+    # Without a pin in a part: its choices are not the whole batch's. In float64 no near-tie needs one.
+    pin = choices if places is None else {}
+    raw = {key: value for key, value in law.outputs(name, pin, Policy(torch.float64)).items() if key in seen}
+    mine = {key: of_machine(seen[key]) for key in raw}
+    truth = {key: at_places(value) for key, value in raw.items()}
+    # Features are spread over ranks by their own rule.
+    kept = [key for key in raw if mine[key].shape == truth[key].shape and truth[key].numel()]
+    noise = Noise()
     for draw in range(DRAWS):
-        noise.add(truth, real(law.outputs(name, choices, Policy(dtype, draw=draw)), raw))
-    found = {f.name: f for f in compare(real(seen, raw), truth, noise, dtype) if f.used > 1}
+        drawn = law.outputs(name, pin, Policy(dtype, draw=draw))
+        noise.add(_only(truth, kept), {key: at_places(drawn[key]) for key in kept})
+    found = {f.name: f for f in compare(_only(mine, kept), _only(truth, kept), noise, dtype) if f.used > 1}
     for position, key in enumerate(raw):
         if key in found:
             yield position, found[key]
