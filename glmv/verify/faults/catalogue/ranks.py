@@ -10,8 +10,8 @@ REFUSALS = "tests/distributed/test_expert_parallel_refusals.py"
 HSDP = "tests/distributed/test_hsdp.py"
 NORM = "tests/distributed/test_norm.py"
 RECOMPUTE = "tests/distributed/test_recompute.py"
-PLACES = "tests/unit/parallel/test_balance.py"
-ONE_MODULE = "tests/unit/train/test_recompute.py"
+PLACES = "tests/unit/parallel/test_place_copies.py"
+ONE_MODULE = "tests/unit/train/test_recomputed_module.py"
 LAW = f"{DISPATCH}::test_four_ranks_compute_the_law"
 
 FAULTS: tuple[Fault, ...] = (
