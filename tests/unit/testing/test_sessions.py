@@ -36,7 +36,7 @@ def test_ranks_of_several_numbers_serve_one_session(sessions):
     outcomes = {name: case.outcome for name, case in session.cases.items()}
     assert outcomes.pop("test_for_ever") == "skipped"
     assert set(outcomes.values()) == {"passed"}
-    assert len(outcomes) == 8
+    assert len(outcomes) == 9
 
 
 def test_two_sessions_at_once_do_not_meet(sessions):
@@ -48,11 +48,11 @@ def test_two_sessions_at_once_do_not_meet(sessions):
 def test_workers_of_xdist_have_ranks_too(sessions):
     session = sessions.run("green.py", "-n", "2")
     assert session.exit_code == 0, session.printed
-    assert sum(case.outcome == "passed" for case in session.cases.values()) == 8
+    assert sum(case.outcome == "passed" for case in session.cases.values()) == 9
 
 
 def test_a_session_without_a_template_starts_and_ends_its_own(sessions, tmp_path):
-    session = sessions.run("green.py", "-k", "directories", PIDS=str(tmp_path), **{ADDRESS: ""})
+    session = sessions.run("green.py", "-k", "directories and not fixtures", PIDS=str(tmp_path), **{ADDRESS: ""})
     assert session.exit_code == 0
     assert len(ranks_of(tmp_path)) == 2
     assert eventually(lambda: not any(map(is_running, ranks_of(tmp_path))))

@@ -54,6 +54,20 @@ def test_directories(shared_dir, tmp_path, process):
     assert tmp_path != shared_dir
 
 
+@pytest.fixture(scope="module")
+def directory_of_all(shared_dir_factory, process):
+    first, second = shared_dir_factory("all"), shared_dir_factory("all")
+    (second / str(process.rank)).touch()
+    dist.barrier()
+    return first, second
+
+
+@pytest.mark.world_size(2)
+def test_directories_of_fixtures(directory_of_all):
+    first, second = directory_of_all
+    assert [len(list(directory.iterdir())) for directory in (first, second)] == [0, 2]
+
+
 @pytest.mark.skipif("FOR_EVER" not in os.environ, reason="only for a session that is to be killed")
 @pytest.mark.world_size(2)
 def test_for_ever():
