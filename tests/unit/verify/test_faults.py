@@ -71,11 +71,11 @@ def test_an_unknown_fault_is_told():
 @pytest.mark.parametrize(
     ("said", "good"),
     [
-        ('[1, {"tests/test_x.py::test_sum": true}]', True),
-        ('[1, {"tests/test_x.py::test_sum[a]": false, "tests/test_x.py::test_sum[b]": true}]', True),
-        ('[0, {"tests/test_x.py::test_sum": false}]', False),
-        ("[2, {}]", True),
-        ("[4, {}]", False),
+        ('[1, {"tests/test_x.py::test_sum": true}, []]', True),
+        ('[1, {"tests/test_x.py::test_sum[a]": false, "tests/test_x.py::test_sum[b]": true}, []]', True),
+        ('[0, {"tests/test_x.py::test_sum": false}, []]', False),
+        ("[2, {}, []]", True),
+        ("[4, {}, []]", False),
         ("", True),
     ],
 )
