@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 import torch.distributed as dist
-from context_cases import CASES, DEGREES, DIM, HEADS, SHARED, context, documents_of, law_of, run, whole
+from context_cases import CASES, SHARED, context, documents_of, inputs_of, law_of, run_part, whole_of
 from layouts import everyone
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["fp64", "fp32"])
@@ -19,9 +19,10 @@ def group(process):
 
 
 def check(own, case, dtype, kernel, judge, shared=SHARED):
-    parts = everyone(run(own, case, dtype, kernel, shared))
+    document_BS = documents_of(case)
+    parts = everyone(run_part(own, document_BS, inputs_of(document_BS, shared), dtype, kernel))
     if dist.get_rank() == 0:
-        judge(whole(parts[: own.degrees.size], case, own.degrees), law_of(case, shared), dtype)
+        judge(whole_of(parts[: own.degrees.size], document_BS, own.degrees), law_of(case, shared), dtype)
 
 
 @pytest.mark.world_size(2)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from context_cases import documents
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,16 +11,6 @@ from glmv.parallel.sequence import PADDING, Degrees, Partition, join
 from spec.partition import sequence_parts
 
 degrees = st.builds(Degrees, st.sampled_from([1, 2, 3, 4]), st.sampled_from([1, 2, 3]))
-
-
-@st.composite
-def documents(draw):
-    """Document numbers [B, S] of padded rows, or of one packed row with padding behind it."""
-    if draw(st.booleans()):
-        masks = st.lists(st.integers(0, 1), min_size=(length := draw(st.integers(1, 12))), max_size=length)
-        return document_ids(torch.tensor(draw(st.lists(masks, min_size=1, max_size=3))))
-    lengths = torch.tensor([0, *draw(st.lists(st.integers(1, 9), min_size=1, max_size=5))])
-    return document_ids(torch.ones(1, int(lengths.sum()) + draw(st.integers(0, 3))), lengths.cumsum(0))
 
 
 def every_part(document_BS, degrees):

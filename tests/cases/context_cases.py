@@ -1,10 +1,11 @@
 """Sequences over ranks: what every rank holds, puts in and gets out, and what the law says of the whole."""
 # Shapes: B batch, S sequence, L places of a rank, N heads, D head dim.
 
-import functools
-from itertools import pairwise
+from collections.abc import Sequence
 
 import torch
+from hypothesis import strategies as st
+from op_cases import draw
 from torch import Tensor
 
 from glmv.config.parallel import ParallelConfig
@@ -33,8 +34,7 @@ def documents_of(case: str) -> Tensor:
     """Document numbers [B, S]."""
     kind, lengths = CASES[case]
     if kind == "packed":
-        *documents, padding = lengths
-        borders = torch.tensor([0, *documents]).cumsum(0)
+        borders = torch.tensor([0, *lengths[:-1]]).cumsum(0)
         return document_ids(torch.ones(1, sum(lengths)), borders)
     longest = max(lengths)
     fill = [[0] * (longest - n) for n in lengths]
@@ -42,29 +42,26 @@ def documents_of(case: str) -> Tensor:
     return document_ids(torch.tensor(rows))
 
 
-def borders_of(case: str) -> list[tuple[int, int]]:
-    """First and last place of each packed document."""
-    *documents, _ = CASES[case][1]
-    return list(pairwise(torch.tensor([0, *documents]).cumsum(0).tolist()))
+@st.composite
+def documents(draw):
+    """Document numbers [B, S] of padded rows, or of one packed row with padding behind it."""
+    if draw(st.booleans()):
+        masks = st.lists(st.integers(0, 1), min_size=(length := draw(st.integers(1, 12))), max_size=length)
+        return document_ids(torch.tensor(draw(st.lists(masks, min_size=1, max_size=3))))
+    lengths = torch.tensor([0, *draw(st.lists(st.integers(1, 9), min_size=1, max_size=5))])
+    return document_ids(torch.ones(1, int(lengths.sum()) + draw(st.integers(0, 3))), lengths.cumsum(0))
 
 
-@functools.cache
-def draw(case: str, heads: int, seed: int) -> Tensor:
-    """Values [B, heads, S, D] that bf16 can hold, the same on every rank."""
-    rows, length = documents_of(case).shape
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(rows, heads, length, DIM, generator=generator, dtype=torch.float64).bfloat16().double()
-
-
-def inputs(case: str, shared: int = SHARED) -> dict[str, Tensor]:
-    """Query, key, value and the gradient that comes back."""
+def inputs_of(document_BS: Tensor, shared: int = SHARED) -> dict[str, Tensor]:
+    """Query, key, value and the gradient that comes back, [B, N, S, D]: float64 values that bf16 can hold."""
     heads = {"query": HEADS, "key": shared, "value": shared, "grad": HEADS}
-    return {name: draw(case, count, seed) for seed, (name, count) in enumerate(heads.items())}
+    rows, length = document_BS.shape
+    return {name: draw(rows, count, length, DIM, seed=seed) for seed, (name, count) in enumerate(heads.items())}
 
 
-def law_of(case: str, shared: int = SHARED):
+def law_of_documents(document_BS: Tensor, given: dict[str, Tensor]):
     """Causal attention of each document by itself: output and gradients of all tokens; zero at padding."""
-    given, document_BS = inputs(case, shared), documents_of(case)
+    shared = given["key"].shape[1]
     real_B1S1 = (document_BS >= 0)[:, None, :, None]
     allowed = (document_BS[:, :, None] == document_BS[:, None, :]) & (document_BS >= 0)[:, None, :]
     allowed &= torch.ones(allowed.shape[1:], dtype=torch.bool).tril()
@@ -80,6 +77,12 @@ def law_of(case: str, shared: int = SHARED):
     return law
 
 
+def law_of(case: str, shared: int = SHARED):
+    """`law_of_documents` of one of CASES."""
+    document_BS = documents_of(case)
+    return law_of_documents(document_BS, inputs_of(document_BS, shared))
+
+
 def context(degrees: str, process) -> ContextParallel:
     """Collective: these ranks in groups of that size."""
     ring, ulysses = DEGREES[degrees]
@@ -87,10 +90,12 @@ def context(degrees: str, process) -> ContextParallel:
     return ContextParallel(build_meshes(config, process), merge=2)
 
 
-def run(own: ContextParallel, case: str, dtype: torch.dtype, kernel: str, shared: int = SHARED) -> dict[str, Tensor]:
+def run_part(
+    own: ContextParallel, document_BS: Tensor, given: dict[str, Tensor], dtype: torch.dtype, kernel: str, device="cpu"
+) -> dict[str, Tensor]:
     """Collective: this rank's part of output and gradients, [B, L, N, D]."""
-    partition = own.partition_of(documents_of(case))
-    parts = {name: split_heads(states.to(dtype), partition) for name, states in inputs(case, shared).items()}
+    partition = own.partition_of(document_BS)
+    parts = {name: split_heads(states.to(dtype).to(device), partition) for name, states in given.items()}
     leaves = {name: parts[name].requires_grad_() for name in ("query", "key", "value")}
     output = own.attend(*leaves.values(), VisibleInPart(partition=partition), implementation=kernel)
     output.backward(parts["grad"])
@@ -103,7 +108,7 @@ def split_heads(states_BNSD: Tensor, partition: Partition) -> Tensor:
     return partition.split(states_BNSD.permute(1, 3, 0, 2), 0).permute(2, 0, 3, 1).contiguous()
 
 
-def whole(parts: list[dict[str, Tensor]], case: str, degrees: Degrees) -> dict[str, Tensor]:
+def whole_of(parts: Sequence[dict[str, Tensor]], document_BS: Tensor, degrees: Degrees) -> dict[str, Tensor]:
     """What the ranks of a group have, put together under the law's names."""
-    partitions = [Partition.of(documents_of(case), degrees, rank) for rank in range(degrees.size)]
+    partitions = [Partition.of(document_BS, degrees, rank) for rank in range(degrees.size)]
     return {name: join([part[name] for part in parts], partitions, 0).transpose(1, 2) for name in parts[0]}
