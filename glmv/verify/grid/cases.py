@@ -18,7 +18,7 @@ AXES: dict[str, tuple[str, ...]] = {
     # Which ranks share a sequence: ulysses x ring of them.
     "sequence": ("whole", "u2", "r2", "r4", "u2r2"),
     # The loss over whole logits, or over chunks of tokens.
-    "head": ("logits",),
+    "head": ("logits", "chunks", "dynamic"),
     "accumulate": ("1", "2"),
     "recompute": ("off", "on", "reentrant"),
     "loss": ("per_token_loss", "default", "per_sample_loss", "raw"),
@@ -137,8 +137,8 @@ def pairs(case: Case) -> set[Pair]:
 def covering(ranks: int, dtype: str = "fp64") -> list[Case]:
     """Few cases in which every pair of choices that can meet does: greedy, the same in every process.
 
-    Anchors come first. Each further case is begun by the first pair still missing and filled axis by axis with the choice
-    that adds most new pairs (Cohen et al., AETG, IEEE TSE 1997).
+    Anchors come first. Each further case is begun by the first pair still missing and filled axis by axis with the
+    choice that adds most new pairs (Cohen et al., AETG, IEEE TSE 1997).
     """
     possible = axes(ranks)
     missing = _possible_pairs(ranks)
