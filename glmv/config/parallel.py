@@ -43,7 +43,7 @@ class EpPlan(ModulePlan):
     dispatcher: Literal["alltoall", "allgather", "mc2"] = "alltoall"
     """How tokens are exchanged between expert-parallel ranks."""
     use_npu_fused_ops: bool = True
-    """Use the NPU's fused permutation and grouped matmul kernels where they exist."""
+    """On an NPU use its own kernels for permutation, grouped matmul, SwiGLU, RMSNorm and rotary embedding."""
 
 
 class ParallelConfig(Section):
