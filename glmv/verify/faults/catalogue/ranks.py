@@ -11,6 +11,7 @@ HSDP = "tests/distributed/test_hsdp.py"
 NORM = "tests/distributed/test_norm.py"
 RECOMPUTE = "tests/distributed/test_recompute.py"
 PLACES = "tests/unit/parallel/test_place_copies.py"
+FUSED = "tests/npu/test_fused_exchange.py"
 ONE_MODULE = "tests/unit/train/test_recomputed_module.py"
 LAW = f"{DISPATCH}::test_four_ranks_compute_the_law"
 
@@ -102,6 +103,30 @@ FAULTS: tuple[Fault, ...] = (
         replacement="picked_R = _ranges(to_PE[0], counts_PE[self.rank]).to(on_device)",
         sentence="All ranks take the outputs of rank 0's tokens for their own.",
         killers=(f"{LAW}[uneven-allgather]",),
+    ),
+    Fault(
+        id="mc2-gradient-of-rows-lost",
+        file="glmv/parallel/mc2.py",
+        line="grad_RH = _multiply_and_return(grad_NF, gate_up_eHF, ctx.channel, transposed=True)",
+        replacement="grad_RH = _multiply_and_return(grad_NF, gate_up_eHF, ctx.channel, transposed=True) * 0",
+        sentence="On NPUs nothing below an expert layer learns through it.",
+        killers=(f"{FUSED}::test_two_ranks_compute_the_law[uneven]",),
+    ),
+    Fault(
+        id="mc2-gradient-of-idle-experts-unwritten",
+        file="glmv/parallel/mc2.py",
+        line="if len(rows_NK) == 0:",
+        replacement="if False:",
+        sentence="A rank whose experts nobody chose steps them by whatever was in memory.",
+        killers=(f"{FUSED}::test_two_ranks_compute_the_law[all_to_first_rank]",),
+    ),
+    Fault(
+        id="mc2-weights-of-the-wrong-rows",
+        file="glmv/parallel/mc2.py",
+        line="return grad_NI, _weight_gradient(ctx, hidden_NI, grad_NH, down_eIH), None, None",
+        replacement="return grad_NI, _weight_gradient(ctx, hidden_NI, grad_NH.flip(0), down_eIH), None, None",
+        sentence="The second matmul's weights learn from rows that are not theirs.",
+        killers=(f"{FUSED}::test_two_ranks_compute_the_law[uneven]",),
     ),
     Fault(
         id="ep-routing-weights-rounded",
