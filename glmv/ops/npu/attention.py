@@ -7,6 +7,7 @@ query heads share are not repeated.
 
 import functools
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -102,17 +103,17 @@ def segment_attention_npu(
 ) -> Tensor:
     """All segments in one call, told by where each ends: numbers that the host has, so nothing is synchronised."""
     ends = list(accumulate(lengths))
-    states_TND = [states.transpose(0, 1) for states in (query_NSD, key_NSD, value_NSD)]
-    borders = {"actual_seq_qlen": ends, "actual_seq_kvlen": ends}
-    return _fused(*states_TND, "TND", **borders, **sight(causal, query_NSD.device)).transpose(0, 1)
+    query_TND, key_TND, value_TND = (states.transpose(0, 1) for states in (query_NSD, key_NSD, value_NSD))
+    options = {"actual_seq_qlen": ends, "actual_seq_kvlen": ends, **sight(causal, query_NSD.device)}
+    return _fused(query_TND, key_TND, value_TND, "TND", **options).transpose(0, 1)
 
 
-def sight(causal: bool, device: torch.device) -> dict[str, object]:
+def sight(causal: bool, device: torch.device) -> dict[str, Any]:
     """What tells the kernel which keys a query sees, of as many as there are queries: up to its own, or all."""
     return {"atten_mask": _future(device), "sparse_mode": CAUSAL} if causal else {}
 
 
-def _fused(query: Tensor, key: Tensor, value: Tensor, layout: str, **options: object) -> Tensor:
+def _fused(query: Tensor, key: Tensor, value: Tensor, layout: str, **options: Any) -> Tensor:  # noqa: ANN401
     # Under autocast the rotated query and key may be wider than the value, and the kernel wants one dtype.
     query, key = query.to(value.dtype), key.to(value.dtype)
     heads, scale = query.shape[layout.index("N")], query.shape[-1] ** -0.5

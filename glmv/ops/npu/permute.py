@@ -34,7 +34,7 @@ def permute_npu(hidden_TH: Tensor, top_k_index_TK: Tensor, num_experts: int, *, 
     return Permuted(rows_RH, count_tokens(top_k_index_TK, num_experts), Order(inverse_R))
 
 
-@combine.register("npu", when=lambda rows_RH, weight_TK, order, *, kernels: order.order_R is None)
+@combine.register("npu", when=lambda *args, kernels: args[2].order_R is None)
 def combine_npu(rows_RH: Tensor, top_k_weight_TK: Tensor, order: Order, *, kernels: Kernels) -> Tensor:
     """The weighted sum of a token's rows, for rows that `permute_npu` sorted.
 

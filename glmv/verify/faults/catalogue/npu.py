@@ -236,8 +236,8 @@ FAULTS = (
     Fault(
         id="npu-documents-see-their-future",
         file="glmv/ops/npu/attention.py",
-        line='return _fused(*states_TND, "TND", **borders, **sight(causal, query_NSD.device)).transpose(0, 1)',
-        replacement='return _fused(*states_TND, "TND", **borders).transpose(0, 1)',
+        line='options = {"actual_seq_qlen": ends, "actual_seq_kvlen": ends, **sight(causal, query_NSD.device)}',
+        replacement='options = {"actual_seq_qlen": ends, "actual_seq_kvlen": ends}',
         sentence="Inside a packed document every token sees the ones it is to predict.",
         killers=(f"{ATTENTION}::test_causal_attention_inside_packed_documents",),
     ),
