@@ -34,6 +34,8 @@ from spec.config import Config
 from spec.optimizer import Hyper, Schedule
 
 POLICIES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+# How ranks share sequences: a run in fp32 shows one way, the run in bf16 the other.
+SEQUENCE = {"fp32": "ring_attention_size", "bf16": "ulysses_parallel_size"}
 # What rotary frequencies are rounded to: nothing that shows, or bf16 as in Megatron.
 BUFFERS = {"fp32": None, "bf16": torch.bfloat16}
 PICTURES = Path(glmv.__file__).parents[1] / "examples" / "pictures"
@@ -54,6 +56,11 @@ class Options:
     pictures: Path = PICTURES
     policies: tuple[str, ...] = tuple(POLICIES)
     buffers: str = "fp32"
+
+    @property
+    def sharers(self) -> int:
+        """Ranks that share a sequence: two, where there are enough to have samples of their own besides."""
+        return 2 if self.world_size % 4 == 0 else 1
 
     @property
     def layout(self) -> Layout:
@@ -181,6 +188,7 @@ def _overrides(policy: str, options: Options) -> list[str]:
         f"model.model_name_or_path={options.out / 'hf'}",
         f"parallel.fsdp_plan.param_dtype={policy}",
         f"parallel.expert_parallel_size={options.layout.ep}",
+        f"parallel.{SEQUENCE[policy]}={options.sharers}",
         f"training.load={options.out / 'dcp'}",
         f"training.save={work / 'dcp'}",
         f"training.train_iters={options.steps}",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from glmv.verify.judge import Finding
-from glmv.verify.run import PolicyResult, Result, versions
+from glmv.verify.run import SEQUENCE, Options, PolicyResult, Result, versions
 from glmv.verify.steps import KINDS
 
 MISSES_SHOWN = 8
@@ -20,7 +20,9 @@ def summary(result: Result, report: Path) -> str:
     options = result.options
     policies = " + ".join(policy.policy for policy in result.policies)
     rope = "  bf16 rope buffers" if options.buffers == "bf16" else ""
-    lines = [f"verify  {options.world_size} ranks ({options.layout})  {options.steps} steps  {policies}{rope}"]
+    lines = [
+        f"verify  {options.world_size} ranks ({options.layout}{_sequences(options)})  {options.steps} steps  {policies}{rope}"
+    ]
     for policy in result.policies:
         lines += _block(policy)
     missed = result.missed
@@ -30,6 +32,14 @@ def summary(result: Result, report: Path) -> str:
     verdict = f"FAIL ({len(missed)} over budget)" if missed else "PASS"
     minutes, seconds = divmod(round(result.seconds), 60)
     return "\n".join([*lines, f"{verdict} in {minutes} min {seconds} s   {report}"])
+
+
+def _sequences(options: Options) -> str:
+    """`, ring 2 in fp32, ulysses 2 in bf16`, or nothing."""
+    if options.sharers == 1:
+        return ""
+    ways = {policy: SEQUENCE[policy].split("_")[0] for policy in options.policies}
+    return "".join(f", {way} {options.sharers} in {policy}" for policy, way in ways.items())
 
 
 def worst(policy: PolicyResult, kind: str) -> tuple[int, Finding]:
