@@ -125,7 +125,9 @@ class LogitRows(TorchDispatchMode):
 
 @pytest.mark.world_size(2)
 # Each rank has a micro-batch of two rows, one of 24 tokens in all and the other of 38.
-@pytest.mark.parametrize(("head", "most"), [("chunks", {10}), ("dynamic", {7}), ("logits", {24, 38})])
+@pytest.mark.parametrize(
+    ("head", "most"), [("chunks", {10}), ("dynamic", {7}), ("logits", {24, 38})], ids=["static", "dynamic", "whole"]
+)
 def test_the_trainer_makes_no_more_logits_than_a_chunks(head, most, process, grid_models, shared_dir):
     case = Case(2, "fsdp", "1x1x2", "none", "whole", head, "2", "off", "default", "nothing", "even")
     with LogitRows() as rows:
