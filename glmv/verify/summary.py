@@ -20,9 +20,8 @@ def summary(result: Result, report: Path) -> str:
     options = result.options
     policies = " + ".join(policy.policy for policy in result.policies)
     rope = "  bf16 rope buffers" if options.buffers == "bf16" else ""
-    lines = [
-        f"verify  {options.world_size} ranks ({options.layout}{_sequences(options)})  {options.steps} steps  {policies}{rope}"
-    ]
+    ranks = f"{options.world_size} ranks ({options.layout}{_sequences(options)})"
+    lines = [f"verify  {ranks}  {options.steps} steps  {policies}{rope}"]
     for policy in result.policies:
         lines += _block(policy)
     missed = result.missed

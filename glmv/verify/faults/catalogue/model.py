@@ -69,8 +69,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         id="text-rope-one-axis",
         file="glmv/model/rotary.py",
-        line="component_f = [k % 3 for k, size in enumerate(self.mrope_section) for _ in range(size)]",
-        replacement="component_f = [0 for k, size in enumerate(self.mrope_section) for _ in range(size)]",
+        line="sections = [position_ids_3BS[k % 3, ..., None].expand(-1, -1, n) for k, n in enumerate(self.mrope_section)]",
+        replacement="sections = [position_ids_3BS[0, ..., None].expand(-1, -1, n) for k, n in enumerate(self.mrope_section)]",
         sentence="M-RoPE turns by the temporal position only: all patches of an image stand in one place.",
         killers=(f"{MODEL}::test_float64[one_image]",),
     ),
@@ -167,8 +167,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         id="videos-placed-as-images",
         file="glmv/model/text.py",
-        line="place_BS1 = (types_BS == kind)[..., None]",
-        replacement="place_BS1 = (types_BS != 0)[..., None]",
+        line="place_M = (types_BS.flatten() == kind).nonzero().flatten().to(hidden_TH.device)",
+        replacement="place_M = types_BS.flatten().nonzero().flatten()[: len(features_MH)].to(hidden_TH.device)",
         sentence="Where a batch has images and videos, the features of one kind overwrite the other's.",
         killers=(f"{MODEL}::test_float64[image_and_video_padded_right]", f"{MODEL}::test_rounded[bf16-grouped-video]"),
     ),

@@ -113,7 +113,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         id="mean-of-means-per-rank",
         file="glmv/train/step.py",
-        line="objective = Objective(loss_type, targets, micro_batches=len(micro_batches) * dist.get_world_size())",
+        line="objective = Objective(loss_type, targets, micro_batches=len(micro_batches) * dist.get_world_size() // sharers)",
         replacement="objective = Objective(loss_type, targets, micro_batches=len(micro_batches))",
         sentence="With loss_type default, gradients grow with the number of ranks, and so does what clipping cuts off.",
         killers=(f"{FSDP}::test_each_loss_type_is_the_laws_over_ranks_and_accumulation",),
