@@ -16,9 +16,7 @@ SAVED = {"ep": 2, "shard": 2}
 READ = {
     "ep4": {"ep": 4},
     "ep1": {},
-    "ep2_edp2": {"ep": 2, "efsdp": 1},
-    "hsdp": {"shard": 2},
-    "as_saved": SAVED,
+    "hsdp_ep2_edp2": {"shard": 1, "ep": 2, "efsdp": 1},
 }
 SETTINGS = TrainingConfig(lr=1e-2, weight_decay=0.1)
 
