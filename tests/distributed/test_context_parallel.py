@@ -1,8 +1,15 @@
 """A model whose ranks share sequences: loss and every gradient are those of the law on the whole micro-batches."""
 
+from dataclasses import replace
+
+import layouts
 import pytest
+import torch
 from layouts import DTYPES, backward, build, law_of
 from rank_cases import LOSS_TYPES
+
+from glmv.verify.grid.batches import law_batch, micro_batch
+from spec.train import Objective, contribution
 
 # Pictures of different shapes, a video beside pictures, packed documents, padded rows, text alone; one of each step is
 # shared by all ranks, or by both ranks of a pair.
@@ -49,6 +56,32 @@ def test_four_ranks_share_sequences(layout, batches, process, tiny_dir, judge):
 @pytest.mark.parametrize("layout", WITH_EXPERTS)
 def test_ranks_share_sequences_and_experts(layout, process, tiny_dir, judge):
     check(BATCHES["packed"], process, tiny_dir, judge, **WITH_EXPERTS[layout])
+
+
+def law_of_label(directory, label):
+    """The law of nine text tokens of which one has a label."""
+
+    def law(policy):
+        whole, batch = law_of(directory), law_batch("one")
+        labels_BS = torch.full_like(batch.input_ids, -100)
+        labels_BS[0, label] = batch.input_ids[0, label]
+        objective = Objective("per_token_loss", targets=1, micro_batches=1)
+        found = contribution(whole.weights, replace(batch, labels=labels_BS), objective, whole.config, policy)
+        return {"loss": found.loss, **found.gradients}
+
+    return law
+
+
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize(("layout", "label"), [("ulysses2", 5), ("ring2", 3), ("ring2", 6)])
+def test_the_only_label_stands_at_the_start_of_a_part(layout, label, process, tiny_dir, judge, monkeypatch):
+    batch = micro_batch("one")
+    labels_BS = torch.full_like(batch.labels, -100)
+    labels_BS[0, label] = batch.input_ids[0, label]
+    monkeypatch.setattr(layouts, "micro_batch", lambda name: replace(batch, labels=labels_BS))
+    said = backward(build(tiny_dir, process, **TWO[layout]), ["one"], process)
+    if process.is_main:
+        judge(said, law_of_label(tiny_dir, label), torch.float64)
 
 
 @pytest.mark.world_size(4)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glmv.ops.documents import document_ids
+from glmv.ops.loss import shift
 from glmv.parallel.sequence import PADDING, Degrees, Partition, join
 from spec.partition import sequence_parts
 
@@ -15,6 +16,11 @@ degrees = st.builds(Degrees, st.sampled_from([1, 2, 3, 4]), st.sampled_from([1, 
 
 def every_part(document_BS, degrees):
     return [Partition.of(document_BS, degrees, rank) for rank in range(degrees.size)]
+
+
+def part_of(target_BL, token):
+    """Where a token stands in a rank's only row."""
+    return target_BL[0].tolist().index(token)
 
 
 def only(length):
@@ -91,6 +97,15 @@ def test_positions_of_three_rows_are_split_along_the_sequence():
 def test_a_tensor_of_another_sequence_is_refused():
     with pytest.raises(ValueError, match=r"\[3, 1, 7\] does not end in batch and sequence \[1, 8\]"):
         Partition.of(only(8), Degrees(2), 0).split(torch.zeros(3, 1, 7), fill=0)
+
+
+@pytest.mark.parametrize(("degrees", "label", "holder"), [(Degrees(ulysses=2), 4, 0), (Degrees(2), 6, 1)], ids=str)
+def test_the_only_label_at_the_start_of_a_chunk_is_the_target_of_the_token_before(degrees, label, holder):
+    labels_BS = torch.full((1, 8), -100)
+    labels_BS[0, label] = 77
+    targets = [part.split(shift(labels_BS), -100) for part in every_part(only(8), degrees)]
+    assert [int((target == 77).sum()) for target in targets] == [int(rank == holder) for rank in range(2)]
+    assert part_of(targets[holder], 77) == every_part(only(8), degrees)[holder].index_BL[0].tolist().index(label - 1)
 
 
 def test_every_ring_rank_has_the_same_work():
