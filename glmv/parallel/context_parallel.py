@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from glmv.config.parallel import ParallelConfig
 from glmv.model import Glm4vMoeForConditionalGeneration
 from glmv.model.positions import TEXT
+from glmv.model.text import DecoderLayer
 from glmv.ops.attention import Visible, text_attention
 from glmv.ops.loss import IGNORE_INDEX
 from glmv.parallel.mesh import Meshes, ParallelError
@@ -120,8 +121,9 @@ class ContextParallel:
             packed = Visible(documents=list(documents) if len(documents) > 1 else None)
             return text_attention(query, key, value, packed, implementation=implementation)
         end, length = sum(documents), query.shape[2]
-        states = (part[:, :, :end] for part in (query, key, value))
-        return F.pad(self.ring.attend(*states, documents, implementation=implementation), (0, 0, 0, length - end))
+        query, key, value = (part[:, :, :end] for part in (query, key, value))
+        output = self.ring.attend(query, key, value, documents, implementation=implementation)
+        return F.pad(output, (0, 0, 0, length - end))
 
 
 def apply_context_parallel(model: nn.Module, config: ParallelConfig, meshes: Meshes) -> None:
@@ -140,6 +142,7 @@ def apply_context_parallel(model: nn.Module, config: ParallelConfig, meshes: Mes
     context = ContextParallel(meshes, model.config.vision.spatial_merge_size)
     model.model.context = context
     for layer in model.model.language_model.layers:
+        assert isinstance(layer, DecoderLayer)
         layer.self_attn.attend = context.attend
 
 

@@ -104,22 +104,22 @@ class Run(NamedTuple):
     """Neighbouring documents of the same length, which share one kernel call: the first place, how many, chunk."""
 
     start: int
-    count: int
+    documents: int
     chunk: int
 
     @property
     def places(self) -> slice:
         """All of their places."""
-        return slice(self.start, self.start + self.count * 2 * self.chunk)
+        return slice(self.start, self.start + self.documents * 2 * self.chunk)
 
     def cut(self, states_BNCD: Tensor) -> Tensor:
         """[B, N, C, D] -> [B n, N, 2, c, D]."""
-        pieces = states_BNCD[:, :, self.places].unflatten(2, (self.count, 2, self.chunk))
+        pieces = states_BNCD[:, :, self.places].unflatten(2, (self.documents, 2, self.chunk))
         return pieces.transpose(1, 2).flatten(0, 1)
 
     def put(self, pieces: Tensor, states_BNCD: Tensor) -> None:
         """Undo `cut`, into its part of `states_BNCD`."""
-        whole = pieces.unflatten(0, (-1, self.count)).transpose(1, 2)
+        whole = pieces.unflatten(0, (-1, self.documents)).transpose(1, 2)
         states_BNCD[:, :, self.places] = whole.flatten(2, 4)
 
 
