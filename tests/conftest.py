@@ -59,7 +59,8 @@ def take_grid_case(grid_models, grid_law, shared_dir, process):
     def take(case):
         __tracebackhide__ = True
         trainer = machine.run(case, grid_models, shared_dir, process)
-        assert lacking(case, trainer) == []
+        if faults := lacking(case, trainer):
+            pytest.fail(f"first wrong: layout of the case\n{'; '.join(faults)}", pytrace=False)
         if misses := judge_case(case, grid_law(case.routing), trainer, Trace(shared_dir / "trace"), process):
             pytest.fail(report(case, misses), pytrace=False)
 

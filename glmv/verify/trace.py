@@ -43,6 +43,14 @@ GATE = re.compile(r"layers\.(\d+)\.mlp\.gate$")
 BATCH_FIELDS = sorted({f.name for f in dataclasses.fields(Batch)} & {f.name for f in dataclasses.fields(MachineBatch)})
 
 
+class CopiesError(ValueError):
+    """Two ranks hold different values of one element of the tensor `name`."""
+
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
 class RerouteError(GlmvError):
     """Recomputed activations are not those that the loss was computed from."""
 
@@ -129,7 +137,7 @@ def load_whole(paths: Sequence[Path]) -> dict[str, Tensor]:
     """Put the parts of all ranks together.
 
     Raises:
-        ValueError: some element is in no rank's part, or two ranks hold different values of one.
+        ValueError: some element is in no rank's part.   CopiesError: two ranks hold different values of one.
     """
     whole: dict[str, Tensor] = {}
     covered: dict[str, Tensor] = {}
@@ -142,7 +150,7 @@ def load_whole(paths: Sequence[Path]) -> dict[str, Tensor]:
                 seen = covered.setdefault(name, torch.zeros(shape, dtype=torch.bool))[where]
                 held = whole.setdefault(name, torch.empty(shape, dtype=part.dtype))[where]
                 if not torch.equal(held[seen], part[seen]):
-                    raise ValueError(f"{path.name}: {name} differs between ranks that should hold the same")
+                    raise CopiesError(f"{path.name}: {name} differs between ranks that should hold the same", name)
                 held.copy_(part)
                 seen.fill_(True)
     if missing := [name for name, seen in covered.items() if not seen.all()]:
@@ -191,6 +199,8 @@ class Trace:
 
     def read(self, number: int) -> TracedStep:
         """One step."""
+        # First, so that copies whose gradients differ are told as that and not as different new weights.
+        gradients = per_expert(load_whole(self._files("grads", number)))
         before, state_before = self._state(number - 1)
         after, state_after = self._state(number)
         return TracedStep(
@@ -198,7 +208,7 @@ class Trace:
             before=before,
             state_before=state_before,
             micro_batches=self._micro_batches(number),
-            gradients=per_expert(load_whole(self._files("grads", number))),
+            gradients=gradients,
             metrics=json.loads((self.directory / f"step_{number:04d}.json").read_text(encoding="utf-8")),
             after=after,
             state_after=state_after,

@@ -24,7 +24,7 @@ from glmv.verify.grid.law import Law
 from glmv.verify.judge import DRAWS, Finding, Noise, compare
 from glmv.verify.owner import Layout, owner
 from glmv.verify.routing import RoutingNoise, judge_margins, score_noise
-from glmv.verify.trace import Trace, TracedStep
+from glmv.verify.trace import CopiesError, Trace, TracedStep
 from glmv.verify.updates import judge_update
 from spec.numerics import Policy
 from spec.optimizer import Hyper
@@ -69,7 +69,7 @@ def judge_case(case: Case, law: Law, trainer: Trainer, trace: Trace, process: Pr
     """Collective: everything over budget, what went wrong first in front; the same list on every rank."""
     found: list[list[Miss]] = [[]]
     if process.is_main:
-        found = [list(_judge_step(case, law, trace.read(1)))]
+        found = [_misses(case, law, trace)]
     dist.broadcast_object_list(found)
     if not found[0]:
         return []
@@ -78,6 +78,13 @@ def judge_case(case: Case, law: Law, trainer: Trainer, trace: Trace, process: Pr
         stepped = Law(trace.read(1).after, law.config)
         return _wrong_outputs(case, stepped, trainer, process) + found[0]
     return found[0]
+
+
+def _misses(case: Case, law: Law, trace: Trace) -> list[Miss]:
+    try:
+        return list(_judge_step(case, law, trace.read(1)))
+    except CopiesError as error:
+        return [Miss("copies", Finding(error.name, "ranks that should hold the same differ", 1.0, 0.0))]
 
 
 def _judge_step(case: Case, law: Law, step: TracedStep) -> Iterator[Miss]:

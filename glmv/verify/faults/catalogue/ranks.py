@@ -14,6 +14,13 @@ PLACES = "tests/unit/parallel/test_place_copies.py"
 FUSED = "tests/npu/test_fused_exchange.py"
 ONE_MODULE = "tests/unit/train/test_recomputed_module.py"
 LAW = f"{DISPATCH}::test_four_ranks_compute_the_law"
+GRID = "tests/distributed/test_grid.py::test_parity"
+GRID_EP = f"{GRID}[4-fsdp-2x2x1-alltoall-whole-logits-2-off-per_token_loss-nothing-even-fp64]"
+GRID_BALANCE = f"{GRID}[4-fsdp-4x1x1-balance-whole-logits-1-off-default-nothing-skewed-fp64]"
+GRID_ALLGATHER = f"{GRID}[4-hsdp-2x1x2-allgather-whole-logits-1-on-per_sample_loss-vision-even-fp64]"
+# The first layer with experts in the forward pass, and in the backward pass.
+WRONG_OUTPUT = r"output of .*layers\.1\.mlp\.experts"
+WRONG_GRADIENT = r"gradient of .*layers\.2\.mlp\.experts"
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -22,7 +29,8 @@ FAULTS: tuple[Fault, ...] = (
         line="by_expert_B = torch.arange(arriving_Pe.numel(), device=counts_E.device).view_as(arriving_Pe).T.flatten()",
         replacement="by_expert_B = torch.arange(arriving_Pe.numel(), device=counts_E.device)",
         sentence="Rows from the second rank on run through other experts than their tokens chose.",
-        killers=(f"{LAW}[uneven-alltoall]", f"{WHOLE}::test_four_ranks_compute_the_law[ep4-even]"),
+        killers=(f"{LAW}[uneven-alltoall]", f"{WHOLE}::test_four_ranks_compute_the_law[ep4-even]", GRID_EP),
+        first=WRONG_OUTPUT,
     ),
     Fault(
         id="ep-outputs-in-wrong-order",
@@ -30,7 +38,8 @@ FAULTS: tuple[Fault, ...] = (
         line="back=Way(inverse_N, receive, send, None),",
         replacement="back=Way(order_N, receive, send, None),",
         sentence="Tokens get back the outputs of other tokens.",
-        killers=(f"{LAW}[uneven-alltoall]",),
+        killers=(f"{LAW}[uneven-alltoall]", GRID_EP),
+        first=WRONG_OUTPUT,
     ),
     Fault(
         id="ep-experts-in-wrong-order",
@@ -38,7 +47,8 @@ FAULTS: tuple[Fault, ...] = (
         line="counts_Pe = counts_E.view(self.size, -1)",
         replacement="counts_Pe = counts_E.view(self.size, -1).flip(0)",
         sentence="Every rank sends the first rows to itself as if the ranks held the experts in reverse.",
-        killers=(f"{LAW}[uneven-alltoall]",),
+        killers=(f"{LAW}[uneven-alltoall]", GRID_EP),
+        first=WRONG_OUTPUT,
     ),
     Fault(
         id="ep-counts-of-one-rank",
@@ -54,7 +64,8 @@ FAULTS: tuple[Fault, ...] = (
         line="return ctx.move(grads[0].contiguous(), Way(before, *ctx.sizes, after)), None, None, None",
         replacement="return ctx.move(grads[0].contiguous(), Way(before, *ctx.sizes, after)) * 0, None, None, None",
         sentence="Neither experts nor anything below them learns from tokens; the router still does.",
-        killers=(f"{LAW}[even-alltoall]", f"{WHOLE}::test_four_ranks_compute_the_law[ep2_efsdp2-even]"),
+        killers=(f"{LAW}[even-alltoall]", f"{WHOLE}::test_four_ranks_compute_the_law[ep2_efsdp2-even]", GRID_EP),
+        first=WRONG_GRADIENT,
     ),
     Fault(
         id="ep-gradient-times-ep",
@@ -62,7 +73,8 @@ FAULTS: tuple[Fault, ...] = (
         line="return ctx.move(grads[0].contiguous(), Way(before, *ctx.sizes, after)), None, None, None",
         replacement="return ctx.move(grads[0].contiguous(), Way(before, *ctx.sizes, after)) * 4, None, None, None",
         sentence="Gradients through the exchange are as many times too large as ranks share the experts.",
-        killers=(f"{LAW}[even-alltoall]",),
+        killers=(f"{LAW}[even-alltoall]", GRID_EP),
+        first=WRONG_GRADIENT,
     ),
     Fault(
         id="ep-gradient-keeps-own-rows-only",
@@ -70,7 +82,8 @@ FAULTS: tuple[Fault, ...] = (
         line="return _Exchange.apply(outputs_NH, self.move, plan.back, plan.there)",
         replacement="return self.move(outputs_NH.detach(), plan.back) + 0 * rows_RH",
         sentence="Outputs come back without their history: the loss is right and no expert learns anything.",
-        killers=(f"{LAW}[even-alltoall]", f"{LAW}[even-allgather]"),
+        killers=(f"{LAW}[even-alltoall]", f"{LAW}[even-allgather]", GRID_EP),
+        first=WRONG_GRADIENT,
     ),
     Fault(
         id="ep-empty-rank-skips",
@@ -94,7 +107,12 @@ FAULTS: tuple[Fault, ...] = (
         line="from_PE = _starts(counts_PE) + (torch.arange(self.size) * routed_P.max())[:, None]",
         replacement="from_PE = _starts(counts_PE) + (torch.arange(self.size) * routed_P.min())[:, None]",
         sentence="With unlike numbers of tokens, experts read the padding and other ranks' rows.",
-        killers=(f"{LAW}[uneven-allgather]", f"{WHOLE}::test_four_ranks_compute_the_law[allgather-even]"),
+        killers=(
+            f"{LAW}[uneven-allgather]",
+            f"{WHOLE}::test_four_ranks_compute_the_law[allgather-even]",
+            GRID_ALLGATHER,
+        ),
+        first=WRONG_OUTPUT,
     ),
     Fault(
         id="allgather-another-ranks-outputs",
@@ -102,7 +120,8 @@ FAULTS: tuple[Fault, ...] = (
         line="picked_R = _ranges(to_PE[self.rank], counts_PE[self.rank]).to(on_device)",
         replacement="picked_R = _ranges(to_PE[0], counts_PE[self.rank]).to(on_device)",
         sentence="All ranks take the outputs of rank 0's tokens for their own.",
-        killers=(f"{LAW}[uneven-allgather]",),
+        killers=(f"{LAW}[uneven-allgather]", GRID_ALLGATHER),
+        first=WRONG_OUTPUT,
     ),
     Fault(
         id="mc2-gradient-of-rows-lost",
@@ -142,7 +161,8 @@ FAULTS: tuple[Fault, ...] = (
         line="module.set_gradient_divide_factor(1.0)",
         replacement='module.set_gradient_divide_factor(0.5 if getattr(module, "dispatcher", None) else 1.0)',
         sentence="Experts alone learn at another speed; the loss looks fine.",
-        killers=(f"{WHOLE}::test_four_ranks_compute_the_law[ep2_efsdp2-even]",),
+        killers=(f"{WHOLE}::test_four_ranks_compute_the_law[ep2_efsdp2-even]", GRID_EP),
+        first=WRONG_GRADIENT,
     ),
     Fault(
         id="expert-gradients-averaged-over-efsdp",
@@ -150,7 +170,8 @@ FAULTS: tuple[Fault, ...] = (
         line="module.set_gradient_divide_factor(1.0)",
         replacement='module.set_gradient_divide_factor(2.0 if getattr(module, "dispatcher", None) else 1.0)',
         sentence="Gradients of experts are divided by the ranks that shard them, those of all else are not.",
-        killers=(f"{WHOLE}::test_four_ranks_compute_the_law[ep2_efsdp2-even]",),
+        killers=(f"{WHOLE}::test_four_ranks_compute_the_law[ep2_efsdp2-even]", GRID_EP),
+        first=WRONG_GRADIENT,
     ),
     Fault(
         id="expert-copies-not-reduced",
@@ -161,7 +182,9 @@ FAULTS: tuple[Fault, ...] = (
         killers=(
             f"{WHOLE}::test_four_ranks_compute_the_law[ep2_edp2-even]",
             f"{HSDP}::test_copies_are_bit_equal_after_a_step",
+            GRID_ALLGATHER,
         ),
+        first=r"copies of .*mlp\.experts|layout of the case",
     ),
     Fault(
         id="replicas-not-reduced",
@@ -172,7 +195,9 @@ FAULTS: tuple[Fault, ...] = (
         killers=(
             f"{HSDP}::test_ranks_that_accumulate_compute_the_law",
             f"{HSDP}::test_copies_are_bit_equal_after_a_step",
+            GRID_ALLGATHER,
         ),
+        first="layout of the case",
     ),
     Fault(
         id="replicas-averaged",
@@ -180,7 +205,8 @@ FAULTS: tuple[Fault, ...] = (
         line="module.set_gradient_divide_factor(1.0)",
         replacement='module.set_gradient_divide_factor(float(meshes.data["dp_replicate"].size()))',
         sentence="With copies, gradients are divided once more, although the loss has divided already.",
-        killers=(f"{HSDP}::test_ranks_that_accumulate_compute_the_law",),
+        killers=(f"{HSDP}::test_ranks_that_accumulate_compute_the_law", GRID_ALLGATHER),
+        first=r"gradient of lm_head",
     ),
     Fault(
         id="frozen-experts-thaw",
@@ -204,7 +230,8 @@ FAULTS: tuple[Fault, ...] = (
         line="gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]",
         replacement="gradients = [p.grad for p in parameters if p.grad is not None and p.grad.ndim < 3]",
         sentence="Experts are left out of the norm and then clipped by it.",
-        killers=(f"{NORM}::test_each_gradient_counts_once_on_every_rank[ep2_edp2]",),
+        killers=(f"{NORM}::test_each_gradient_counts_once_on_every_rank[ep2_edp2]", GRID_EP),
+        first=r"gradient norm",
     ),
     Fault(
         id="norm-of-one-expert-group",
@@ -212,7 +239,8 @@ FAULTS: tuple[Fault, ...] = (
         line="for axis in self.axes:",
         replacement='for axis in [a for a in self.axes if (self.mesh.mesh_dim_names or "")[a] != "ep"]:',
         sentence="Of the experts, only one rank's part is in the norm.",
-        killers=(f"{NORM}::test_each_gradient_counts_once_on_every_rank[ep2_efsdp2_hsdp]",),
+        killers=(f"{NORM}::test_each_gradient_counts_once_on_every_rank[ep2_efsdp2_hsdp]", GRID_EP),
+        first=r"gradient norm",
     ),
     Fault(
         id="norm-counts-copies",
@@ -220,7 +248,8 @@ FAULTS: tuple[Fault, ...] = (
         line="axes = tuple(axis for axis, placement in enumerate(gradient.placements) if _is_sharded(placement))",
         replacement="axes = tuple(range(len(gradient.placements)))",
         sentence="Copies count as often as there are: the norm grows with the number of ranks.",
-        killers=(f"{NORM}::test_each_gradient_counts_once_on_every_rank[ep2_edp2]",),
+        killers=(f"{NORM}::test_each_gradient_counts_once_on_every_rank[ep2_edp2]", GRID_ALLGATHER),
+        first=r"gradient norm",
     ),
     Fault(
         id="largest-gradient-added-up",
@@ -239,7 +268,9 @@ FAULTS: tuple[Fault, ...] = (
         killers=(
             f"{LAW}[all_to_first_rank-balance]",
             "tests/distributed/test_balance.py::test_ranks_that_accumulate_compute_the_law[plain]",
+            GRID_BALANCE,
         ),
+        first=WRONG_GRADIENT,
     ),
     Fault(
         id="copy-gradient-to-another-expert",
@@ -247,7 +278,8 @@ FAULTS: tuple[Fault, ...] = (
         line="if owner == expert:",
         replacement="if owner != expert:",
         sentence="The gradient of a copy is added to another lent expert.",
-        killers=(f"{LAW}[all_to_first_rank-balance]",),
+        killers=(f"{LAW}[all_to_first_rank-balance]", GRID_BALANCE),
+        first=WRONG_GRADIENT,
     ),
     Fault(
         id="copy-of-another-expert",
@@ -255,7 +287,8 @@ FAULTS: tuple[Fault, ...] = (
         line="packed = torch.cat([weight[loan.lent].flatten(1) for weight in (gate_up_eHF, down_eIH)], dim=1)",
         replacement="packed = torch.cat([w[[0] * len(loan.lent)].flatten(1) for w in (gate_up_eHF, down_eIH)], dim=1)",
         sentence="Whatever expert is hot, the first one's weights are copied.",
-        killers=(f"{LAW}[all_to_first_rank-balance]",),
+        killers=(f"{LAW}[all_to_first_rank-balance]", GRID_BALANCE),
+        first=WRONG_OUTPUT,
     ),
     Fault(
         id="copies-run-their-owners-rows",
@@ -299,5 +332,23 @@ FAULTS: tuple[Fault, ...] = (
             f"{ONE_MODULE}::test_inputs_without_gradients_are_no_reason_to_lose_those_of_the_weights",
             f"{RECOMPUTE}::test_what_is_trained_gets_the_laws_gradient[prefix-reentrant]",
         ),
+    ),
+    Fault(
+        id="router-gradient-lost-in-the-exchange",
+        file="glmv/model/moe.py",
+        line="self.dispatcher or expert_mlp,",
+        replacement="self.dispatcher or expert_mlp) if not self.dispatcher else experts(hidden_TH.to(self.gate_up_proj.dtype), top_k_index_TK, top_k_weight_TK.detach(), self.gate_up_proj, self.down_proj, self.kernels, self.dispatcher",
+        sentence="Experts learn, and nothing tells the router which of them to choose.",
+        killers=(f"{WHOLE}::test_four_ranks_compute_the_law[ep2_efsdp2-even]", GRID_EP),
+        first=r"gradient of .*layers\.2\.mlp\.gate",
+    ),
+    Fault(
+        id="dummy-picture-leaks",
+        file="glmv/model/text.py",
+        line="place_M = (types_BS.flatten() == kind).nonzero().flatten().to(hidden_TH.device)",
+        replacement="place_M = ((types_BS == kind) | (types_BS == 0).all()).flatten().nonzero().flatten()[: len(features_MH)].to(hidden_TH.device)",
+        sentence="On a rank without pictures, features of the dummy stand in for the first tokens.",
+        killers=("tests/unit/model/test_matches_law.py::test_float64[text]", GRID_EP),
+        first=r"output of .*layers\.0\.self_attn",
     ),
 )
