@@ -9,6 +9,8 @@ import torch.distributed as dist
 from context_cases import HEADS, documents, inputs_of, law_of_documents, run_part, whole_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from glmv.ops.documents import document_ids
 from glmv.parallel import ring
@@ -133,6 +135,36 @@ def test_the_next_keys_are_under_way_while_a_block_is_computed(monkeypatch):
 
     run_ranks(3, rank_of)
     assert [what for rank, what in seen if rank == 1] == ["send", "block", "send", "block", "block"]
+
+
+class Largest(TorchDispatchMode):
+    """The most elements of any tensor made meanwhile."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        sizes = [part.numel() for part in (made if isinstance(made, tuple) else (made,)) if isinstance(part, Tensor)]
+        self.elements = max(self.elements, *sizes, 0)
+        return made
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_ring_makes_nothing_larger_than_its_queries_or_two_of_its_keys(ranks):
+    """Far less than scores: 256 places of a rank see up to 1024 keys."""
+    boxes = {(r, tag): SimpleQueue() for r in range(ranks) for tag in (0, 1)}
+    states = inputs_of(document_ids(torch.ones(1, 256)))
+
+    def rank_of(rank):
+        leaves = [states[name].clone().requires_grad_() for name in ("query", "key", "value")]
+        with Largest() as largest:
+            output = ThreadRing(rank, ranks, boxes).attend(*leaves, [256], implementation="flash")
+            output.backward(states["grad"])
+        return largest.elements
+
+    assert max(run_ranks(ranks, rank_of)) == max(states["query"].numel(), 2 * states["key"].numel())
 
 
 @pytest.mark.parametrize(("heads", "ulysses"), [(96, 4), (96, 6), (4, 2)])
