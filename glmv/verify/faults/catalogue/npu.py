@@ -29,7 +29,7 @@ FAULTS = (
         line='options = {"split_item": ONE_OUTPUT, "group_type": ROWS, "group_list_type": ENDS}',
         replacement='options = {"split_item": ONE_OUTPUT, "group_list_type": ENDS}',
         sentence="The grouped matmul refuses every call: with a group list on the device it wants to be told the type.",
-        killers=(f"{EXPERTS}::test_grouped_output_and_every_gradient",),
+        killers=(f"{EXPERTS}::test_grouped_output_and_every_gradient[empty_first-torch.bfloat16]",),
     ),
     Fault(
         id="npu-counts-as-ends",
@@ -37,7 +37,10 @@ FAULTS = (
         line="return _GroupedMatmul.apply(rows_RM.contiguous(), weight_EMN, counts_E.cumsum(0))",
         replacement="return _GroupedMatmul.apply(rows_RM.contiguous(), weight_EMN, counts_E)",
         sentence="Row counts are taken for the ends of groups: rows go through other experts than their own.",
-        killers=(f"{EXPERTS}::test_grouped_output_and_every_gradient", f"{OPERATORS}::test_within_its_accuracy_class"),
+        killers=(
+            f"{EXPERTS}::test_grouped_output_and_every_gradient[empty_first-torch.bfloat16]",
+            f"{OPERATORS}::test_within_its_accuracy_class[grouped_matmul-torch.bfloat16]",
+        ),
     ),
     Fault(
         id="npu-counts-of-one-expert",
@@ -53,7 +56,7 @@ FAULTS = (
         line=PRODUCT_OF_WEIGHTS,
         replacement=PRODUCT_OF_WEIGHTS.replace("rows_RM.t()", "rows_RM.t().contiguous()"),
         sentence="The weight gradient wants a transposed view and refuses the same numbers in another layout.",
-        killers=(f"{EXPERTS}::test_grouped_output_and_every_gradient",),
+        killers=(f"{EXPERTS}::test_grouped_output_and_every_gradient[empty_first-torch.bfloat16]",),
     ),
     Fault(
         id="npu-weight-gradient-by-rows",
@@ -61,7 +64,7 @@ FAULTS = (
         line='options = {"split_item": ONE_OUTPUT, "group_type": CONTRACTION, "group_list_type": ENDS}',
         replacement='options = {"split_item": ONE_OUTPUT, "group_type": ROWS, "group_list_type": ENDS}',
         sentence="The weight gradient divides rows into groups, not the sum over them.",
-        killers=(f"{EXPERTS}::test_grouped_output_and_every_gradient",),
+        killers=(f"{EXPERTS}::test_grouped_output_and_every_gradient[empty_first-torch.bfloat16]",),
     ),
     Fault(
         id="npu-row-gradient-untransposed",
@@ -69,7 +72,10 @@ FAULTS = (
         line="grad_rows = _times_weight(grad_RN, weight_EMN.transpose(1, 2), ends_E)",
         replacement="grad_rows = _times_weight(grad_RN[:, : weight_EMN.shape[1]].contiguous(), weight_EMN, ends_E)[:, : weight_EMN.shape[1]]",
         sentence="The gradient of rows is multiplied by the weight as it stands, not by its transpose.",
-        killers=(f"{EXPERTS}::test_grouped_output_and_every_gradient", f"{OPERATORS}::test_within_its_accuracy_class"),
+        killers=(
+            f"{EXPERTS}::test_grouped_output_and_every_gradient[empty_first-torch.bfloat16]",
+            f"{OPERATORS}::test_within_its_accuracy_class[grouped_matmul-torch.bfloat16]",
+        ),
     ),
     Fault(
         id="npu-gate-and-up-swapped",
@@ -77,7 +83,10 @@ FAULTS = (
         line="return torch_npu().npu_swiglu(gate_up_RF, dim=-1)",
         replacement="return torch_npu().npu_swiglu(gate_up_RF.roll(gate_up_RF.shape[-1] // 2, -1), dim=-1)",
         sentence="The up half is gated by the gate half's place: experts of a checkpoint compute something else.",
-        killers=(f"{OPERATORS}::test_within_its_accuracy_class", f"{EXPERTS}::test_grouped_output_and_every_gradient"),
+        killers=(
+            f"{OPERATORS}::test_within_its_accuracy_class[swiglu-torch.bfloat16]",
+            f"{EXPERTS}::test_grouped_output_and_every_gradient[empty_first-torch.bfloat16]",
+        ),
     ),
     Fault(
         id="npu-empty-swiglu",
@@ -101,7 +110,7 @@ FAULTS = (
         line=UNPERMUTE,
         replacement="return torch_npu().npu_moe_token_unpermute(rows_RH, order.inverse_R).view(*top_k_weight_TK.shape, -1).sum(1)",
         sentence="All experts of a token count alike, and the router learns nothing.",
-        killers=(f"{EXPERTS}::test_grouped_output_and_every_gradient",),
+        killers=(f"{EXPERTS}::test_grouped_output_and_every_gradient[empty_first-torch.bfloat16]",),
     ),
     Fault(
         id="npu-order-for-inverse",
@@ -111,7 +120,7 @@ FAULTS = (
         sentence="Experts' results go back to other tokens: the sorting order is taken for its inverse.",
         killers=(
             f"{OPERATORS}::test_permutation_counts_and_inverse_are_exact",
-            f"{EXPERTS}::test_grouped_output_and_every_gradient",
+            f"{EXPERTS}::test_grouped_output_and_every_gradient[empty_first-torch.bfloat16]",
         ),
     ),
     Fault(
@@ -136,7 +145,7 @@ FAULTS = (
         line="return grouped_matmul(hidden_RI, down_EIH, counts_E)",
         replacement="return grouped_matmul(hidden_RI, down_EIH, counts_E) if counts_E.max().item() else hidden_RI @ down_EIH[0]",
         sentence="Every MoE layer makes the host wait for a number it does not need.",
-        killers=(f"{EXPERTS}::test_no_host_synchronisation", f"{WAITING}::test_the_pass_of_a_micro_batch"),
+        killers=(f"{EXPERTS}::test_no_host_synchronisation", f"{WAITING}::test_the_pass_of_a_micro_batch[one_image]"),
     ),
     Fault(
         id="npu-fused-switch-ignored",
@@ -163,7 +172,10 @@ FAULTS = (
         line='turned = torch_npu().npu_rotary_mul(states[..., :width], cos, sin, rotary_mode="half")',
         replacement='turned = torch_npu().npu_rotary_mul(states[..., :width], cos[:1], sin[:1], rotary_mode="interleave")',
         sentence="Neighbouring channels turn together, where the model was trained with halves.",
-        killers=(f"{OPERATORS}::test_within_its_accuracy_class", f"{MODEL}::test_logits_loss_and_every_gradient"),
+        killers=(
+            f"{OPERATORS}::test_within_its_accuracy_class[rotate_some_channels-torch.bfloat16]",
+            f"{MODEL}::test_logits_loss_and_every_gradient[bf16 packed]",
+        ),
     ),
     Fault(
         id="npu-norm-default-epsilon",
@@ -180,9 +192,9 @@ FAULTS = (
         replacement=FUSED_CALL.replace(", scale=scale", ""),
         sentence="The kernel's default scale is 1, not 1 / sqrt(head dim): attention is far too sharp.",
         killers=(
-            f"{OPERATORS}::test_within_its_accuracy_class",
-            f"{ATTENTION}::test_causal_attention",
-            f"{MODEL}::test_logits_loss_and_every_gradient",
+            f"{OPERATORS}::test_within_its_accuracy_class[causal_attention-torch.bfloat16]",
+            f"{ATTENTION}::test_causal_attention[left-torch.bfloat16]",
+            f"{MODEL}::test_logits_loss_and_every_gradient[bf16 packed]",
         ),
     ),
     Fault(
@@ -191,7 +203,10 @@ FAULTS = (
         line="return torch.ones(COMPRESSED, COMPRESSED, dtype=torch.bool, device=device).triu(1)",
         replacement="return torch.ones(COMPRESSED, COMPRESSED, dtype=torch.bool, device=device).tril()",
         sentence="The compressed mask hides the past instead of the future.",
-        killers=(f"{ATTENTION}::test_causal_attention", f"{MODEL}::test_logits_loss_and_every_gradient"),
+        killers=(
+            f"{ATTENTION}::test_causal_attention[none-torch.bfloat16]",
+            f"{MODEL}::test_logits_loss_and_every_gradient[bf16 packed]",
+        ),
     ),
     Fault(
         id="npu-mask-polarity",
@@ -199,7 +214,10 @@ FAULTS = (
         line="hidden_B1SS = ~(mask_B1SS | blind_B1S1)",
         replacement="hidden_B1SS = mask_B1SS | blind_B1S1",
         sentence="PyTorch's masks say what is seen, the kernel's what is hidden: padded rows attend to the wrong half.",
-        killers=(f"{ATTENTION}::test_causal_attention", f"{MODEL}::test_logits_loss_and_every_gradient"),
+        killers=(
+            f"{ATTENTION}::test_causal_attention[left-torch.bfloat16]",
+            f"{MODEL}::test_logits_loss_and_every_gradient[bf16 padded left]",
+        ),
     ),
     Fault(
         id="npu-blind-query",
@@ -216,7 +234,7 @@ FAULTS = (
         replacement="ends = sorted(lengths)[:-1] + [sum(lengths)]",
         sentence="The kernel is given lengths where it takes the ends of segments.",
         killers=(
-            f"{ATTENTION}::test_attention_inside_segments",
+            f"{ATTENTION}::test_attention_inside_segments[[3, 4]-torch.bfloat16]",
             f"{ATTENTION}::test_causal_attention_inside_packed_documents",
             f"{FIELD}::test_f22_lengths_end_at_the_last_token_of_the_documents",
         ),
@@ -228,8 +246,8 @@ FAULTS = (
         replacement="ends = [sum(lengths)]",
         sentence="Images attend to each other in the vision tower, and packed documents to those before them.",
         killers=(
-            f"{ATTENTION}::test_attention_inside_segments",
-            f"{MODEL}::test_logits_loss_and_every_gradient",
+            f"{ATTENTION}::test_attention_inside_segments[[3, 4]-torch.bfloat16]",
+            f"{MODEL}::test_logits_loss_and_every_gradient[bf16 packed]",
             f"{FIELD}::test_f22_lengths_end_at_the_last_token_of_the_documents",
         ),
     ),
@@ -247,7 +265,10 @@ FAULTS = (
         line="states = query_BNSD, key_BNSD, value_BNSD",
         replacement="states = query_BNSD, *(s.repeat(1, query_BNSD.shape[1] // s.shape[1], 1, 1) for s in (key_BNSD, value_BNSD))",
         sentence="Key and value heads are laid out in turns: query heads look at heads of another group.",
-        killers=(f"{ATTENTION}::test_causal_attention", f"{ATTENTION}::test_shared_heads_are_not_repeated"),
+        killers=(
+            f"{ATTENTION}::test_causal_attention[left-torch.bfloat16]",
+            f"{ATTENTION}::test_shared_heads_are_not_repeated",
+        ),
     ),
     Fault(
         id="npu-ends-from-the-device",
@@ -264,8 +285,8 @@ FAULTS = (
         replacement="hidden_TH = hidden_TH.masked_scatter((types_BS.flatten() == kind)[:, None].to(hidden_TH.device), features_MH.to(hidden_TH.dtype))",
         sentence="In every backward pass the host waits for the number of image tokens.",
         killers=(
-            f"{WAITING}::test_the_pass_of_a_micro_batch",
-            f"{TRAINING}::test_the_host_waits_three_times_a_step_however_many_micro_batches",
+            f"{WAITING}::test_the_pass_of_a_micro_batch[one_image]",
+            f"{TRAINING}::test_the_host_waits_three_times_a_step_however_many_micro_batches[1]",
         ),
     ),
     Fault(
@@ -275,7 +296,7 @@ FAULTS = (
         replacement="**host,",
         sentence="FSDP sends masks and grids to the device, and every pass begins with waiting for them.",
         killers=(
-            f"{TRAINING}::test_the_host_waits_three_times_a_step_however_many_micro_batches",
+            f"{TRAINING}::test_the_host_waits_three_times_a_step_however_many_micro_batches[1]",
             "tests/unit/data/test_batch.py::test_fsdp_leaves_what_the_host_plans_by_where_it_is",
         ),
     ),
