@@ -35,11 +35,10 @@ class ChunkSize:
         return self.size * rows if self.per_row else self.size
 
 
-@dataclass(frozen=True)
 class Targets:
     """What a head needs to return the loss instead of logits.
 
-    FSDP2 would round bare tensors among a module's inputs to the compute dtype, and send them to the device.
+    No dataclass, tuple or dict: FSDP2 looks into those among a module's inputs, and rounds shares to the compute dtype.
 
     Attributes:
         target_BS: int64, what each position must predict (see `glmv.ops.loss.shift`), on the model's device; -100 where
@@ -48,9 +47,10 @@ class Targets:
         chunk_tokens: tokens of a chunk, over all rows.
     """
 
-    target_BS: Tensor
-    share_BS: Tensor
-    chunk_tokens: int
+    def __init__(self, target_BS: Tensor, share_BS: Tensor, chunk_tokens: int) -> None:
+        self.target_BS = target_BS
+        self.share_BS = share_BS
+        self.chunk_tokens = chunk_tokens
 
 
 def chunked_cross_entropy(hidden_BSH: Tensor, weight_VH: Tensor, targets: Targets) -> Tensor:

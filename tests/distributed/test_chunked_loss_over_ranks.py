@@ -11,8 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from glmv.config.features import FeaturesConfig
+from glmv.ops.loss import count_targets
 from glmv.train.build import chunk_size_of
 from glmv.verify.grid import machine
+from glmv.verify.grid.batches import micro_batch
 from glmv.verify.grid.cases import Case
 from spec.loss import LOSS_TYPES
 
@@ -55,6 +57,15 @@ def test_other_numbers_of_ranks_compute_the_law(nproc, process, tiny_dir, judge)
 def test_rounded(dtype, process, tiny_dir, judge):
     said, _, choices = step(tiny_dir, process, dtype=dtype)
     judge(said, law_of(tiny_dir).of(DIFFERENT, choices), DTYPES[dtype])
+
+
+@pytest.mark.world_size(2)
+def test_mixed_precision_does_not_round_the_shares(process, tiny_dir):
+    model, given = build(tiny_dir, process, dtype="bf16", features=STATIC), []
+    model.lm_head.register_forward_pre_hook(lambda _, args: given.append(args[1].share_BS))
+    backward(model, DIFFERENT, process, chunk_size=chunk_size_of(FeaturesConfig(**STATIC)))
+    targets = sum(int(count_targets(micro_batch(name).labels)) for name in DIFFERENT)
+    assert [share.max().item() for share in given] == [1 / targets] * 2
 
 
 @pytest.mark.world_size(2)

@@ -127,6 +127,13 @@ def test_the_weights_gradient_is_summed_in_fp32():
     assert weight.grad.tolist() == [[-1.0], [1.0]]
 
 
+def test_shares_are_not_rounded_to_the_compute_dtype():
+    hidden, weight = torch.zeros(1, 1, 4, dtype=torch.bfloat16), torch.zeros(2, 4, dtype=torch.bfloat16)
+    third = torch.full((1, 1), 1 / 3).double()
+    loss = chunked_cross_entropy(hidden, weight, Targets(torch.zeros(1, 1).long(), third, 1))
+    assert loss == third.float() * -torch.zeros(2).log_softmax(-1)[0]
+
+
 def test_the_sum_is_never_narrower_than_fp32():
     kinds = [machine("packed", dtype=dtype)["loss"].dtype for dtype in DTYPES]
     assert kinds == [torch.float64, torch.float32, torch.float32]

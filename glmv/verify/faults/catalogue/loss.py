@@ -156,6 +156,22 @@ FAULTS: tuple[Fault, ...] = (
         killers=(f"{RANKS}::test_the_trainer_makes_no_more_logits_than_a_chunks[static]",),
     ),
     Fault(
+        id="chunks-shares-rounded",
+        file="glmv/ops/chunked_loss.py",
+        line="hidden_CH, share_C = hidden_NH[chunk], share_N[chunk].to(wide).to(hidden_NH.device)",
+        replacement="hidden_CH, share_C = hidden_NH[chunk], share_N[chunk].to(hidden_NH.dtype).to(wide).to(hidden_NH.device)",
+        sentence="In bf16 the divisor is rounded to three digits: loss and gradients are off by up to 0.4 %.",
+        killers=(f"{CHUNKS}::test_shares_are_not_rounded_to_the_compute_dtype",),
+    ),
+    Fault(
+        id="chunks-shares-seen-by-fsdp",
+        file="glmv/train/step.py",
+        line="loss: Tensor = model(**batch.model_inputs(), targets=targets)",
+        replacement="loss: Tensor = model(**batch.model_inputs(), targets=Targets(targets.target_BS, share_BS.bfloat16().double(), targets.chunk_tokens))",
+        sentence="Mixed precision rounds shares as if they were activations, before the head gets them.",
+        killers=(f"{RANKS}::test_mixed_precision_does_not_round_the_shares",),
+    ),
+    Fault(
         id="chunks-loss-rounded",
         file="glmv/parallel/fsdp.py",
         line="output_dtype=None if is_loss or match_any(name, (EXPERTS,)) else torch_dtype(plan.output_dtype),",
