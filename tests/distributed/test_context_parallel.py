@@ -84,6 +84,13 @@ def test_the_only_label_stands_at_the_start_of_a_part(layout, label, process, ti
         judge(said, law_of_label(tiny_dir, label), torch.float64)
 
 
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize("layout", TWO)
+def test_without_any_label_loss_and_gradients_are_zeros(layout, process, tiny_dir):
+    said = backward(build(tiny_dir, process, **TWO[layout]), ["masked", "masked_picture"], process)
+    assert not any(tensor.any() for tensor in said.values())  # NaN counts as something
+
+
 @pytest.mark.world_size(4)
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_every_loss_type_divides_by_what_the_whole_micro_batch_has(loss_type, process, tiny_dir, judge):

@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from glmv.parallel.context_parallel import apply_context_parallel, context_of
 from glmv.parallel.mesh import ParallelError, Sizes
 from glmv.parallel.process import Process
 from glmv.train.batches import SampledBatches
+from glmv.train.trainer import Trainer
 
 TRAIN = Path(__file__).parents[3] / "examples" / "pictures" / "train.yaml"
 SHARED = {"whole": (1, 1), "ring2": (2, 1), "ulysses2": (1, 2), "ring2_ulysses2": (2, 2)}
@@ -41,6 +43,12 @@ def test_ranks_that_share_sequences_read_the_same_samples_and_others_do_not(shar
     read = [samples_of(rank, 4, shared, tiny_dir) for rank in range(4)]
     assert all(read[rank] == read[rank - rank % (4 // groups)] for rank in range(4))
     assert len({sample for step in read for batch in step for sample in batch}) == groups * sum(map(len, read[0]))
+
+
+def test_the_samples_of_a_step_are_counted_once():
+    config = load_config(TRAIN, ["training.micro_batch_size=3", "training.gradient_accumulation_steps=5"])
+    trainer = SimpleNamespace(config=config, process=SimpleNamespace(world_size=8), sharers=4)
+    assert Trainer.global_batch_size.fget(trainer) == 3 * 5 * 2
 
 
 def test_the_layout_of_a_config_counts_who_shares_a_sequence():

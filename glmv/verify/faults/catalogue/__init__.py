@@ -1,6 +1,14 @@
 """The seeded faults, and the tests that must see them."""
 
-from glmv.verify.faults.catalogue import data, loss, model, npu, ranks, training
+from glmv.verify.faults.catalogue import data, loss, model, npu, ranks, sequence, training
 from glmv.verify.faults.fault import Fault
 
-FAULTS: tuple[Fault, ...] = (*model.FAULTS, *training.FAULTS, *loss.FAULTS, *data.FAULTS, *ranks.FAULTS, *npu.FAULTS)
+FAULTS: tuple[Fault, ...] = (
+    *model.FAULTS,
+    *training.FAULTS,
+    *loss.FAULTS,
+    *data.FAULTS,
+    *ranks.FAULTS,
+    *sequence.FAULTS,
+    *npu.FAULTS,
+)
