@@ -3,8 +3,8 @@
 from glmv.verify.faults.fault import Fault
 
 OPERATORS = "tests/npu/test_operators.py"
-EXPERTS = "tests/npu/test_experts.py"
-ATTENTION = "tests/npu/test_attention.py"
+EXPERTS = "tests/npu/test_npu_experts.py"
+ATTENTION = "tests/npu/test_npu_attention.py"
 MODEL = "tests/npu/test_model.py"
 TRAINING = "tests/npu/test_training.py"
 WAITING = "tests/npu/test_waiting.py"
