@@ -10,7 +10,7 @@ THREADS = "tests/unit/parallel/test_ring_and_ulysses.py"
 PARTS = "tests/unit/parallel/test_sequence.py"
 BLOCKS = "tests/unit/ops/test_attention_block.py"
 TOWER = "tests/unit/parallel/test_vision_parallel.py"
-UNIT = "tests/unit/parallel/test_context_parallel.py"
+UNIT = "tests/unit/parallel/test_sharing_ranks.py"
 ON_NPU = "tests/npu/test_context_attention.py"
 
 FAULTS: tuple[Fault, ...] = (
