@@ -31,6 +31,9 @@ JUDGED = [
     plain(2, "fp32", experts="1x2x1", accumulate="2"),
     # Two ranks share the experts, and tokens choose among those of the first: nothing arrives at the second.
     plain(2, "fp32", experts="2x1x1", exchange="alltoall", routing="skewed"),
+    # Two ranks share each sequence.
+    plain(2, "fp32", sequence="r2"),
+    plain(2, "bf16", sequence="u2"),
 ]
 
 
@@ -54,8 +57,7 @@ def with_flash(config):
 
 @pytest.mark.parametrize("case", JUDGED)
 def test_a_step_is_within_budget_of_the_law(case, models, shared_dir, process):
-    each = int(case.accumulate)
-    mine = machine.names_of(case)[process.rank * each : (process.rank + 1) * each]
+    mine = machine.names_on(case, process.rank)
     config = with_flash(machine.config_of(case, models, shared_dir))
     trainer = Trainer(config, Recorder(shared_dir / "trace"), batches=machine.GridBatches(mine))
     trainer.train_step(1)
