@@ -60,17 +60,17 @@ class Reporter:
 
     Args:
         active: True on rank 0.   train_iters: steps of the whole training.   log_interval: steps between log lines.
-        directory: where metrics.jsonl goes; every step is written there whatever the log interval.
+        directory: where metrics.jsonl goes; every step is written there whatever the log interval. None writes no file.
         resumed_at: last step of an earlier run that this one continues; 0 begins metrics.jsonl anew.
     """
 
     def __init__(
-        self, *, active: bool, train_iters: int, log_interval: int, directory: Path, resumed_at: int = 0
+        self, *, active: bool, train_iters: int, log_interval: int, directory: Path | None, resumed_at: int = 0
     ) -> None:
         self.active = active
         self.train_iters = train_iters
         self.log_interval = log_interval
-        self.path = directory / METRICS_FILE
+        self.path = None if directory is None else directory / METRICS_FILE
         self.resumed_at = resumed_at
         self.history: list[StepMetrics] = []
         self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
@@ -79,10 +79,7 @@ class Reporter:
 
     def __enter__(self) -> Self:
         if self.active:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            kept = self._lines_before_resume()
-            self.file = self.path.open("w", encoding="utf-8")
-            self.file.writelines(kept)
+            self.file = self._begin_file()
             if self.console.is_terminal:
                 self.progress = _progress(self.console)
                 self.task = self.progress.add_task("train", total=self.train_iters, completed=self.resumed_at)
@@ -97,12 +94,18 @@ class Reporter:
         if self.file is not None:
             self.file.close()
 
-    def _lines_before_resume(self) -> list[str]:
-        """Lines of the earlier run, without the steps after its last checkpoint: this run repeats them."""
-        if not self.resumed_at or not self.path.is_file():
-            return []
-        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
-        return [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= self.resumed_at]
+    def _begin_file(self) -> TextIO | None:
+        """The file of metrics, with the lines of an earlier run before the steps that this one takes or repeats."""
+        if self.path is None:
+            return None
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        kept: list[str] = []
+        if self.resumed_at and self.path.is_file():
+            lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= self.resumed_at]
+        file = self.path.open("w", encoding="utf-8")
+        file.writelines(kept)
+        return file
 
     def say(self, text: str) -> None:
         """Print a line of plain text."""
@@ -112,9 +115,8 @@ class Reporter:
     def report(self, metrics: StepMetrics) -> None:
         """Record one step, and print its line where the interval says so (the last step always)."""
         self.history.append(metrics)
-        if self.file is None:
-            return
-        print(json.dumps(dataclasses.asdict(metrics)), file=self.file, flush=True)
+        if self.file is not None:
+            print(json.dumps(dataclasses.asdict(metrics)), file=self.file, flush=True)
         if metrics.step % self.log_interval == 0 or metrics.step == self.train_iters:
             self.say(log_line(metrics, self.train_iters, datetime.now()))
         if self.progress is not None:
@@ -135,7 +137,7 @@ class Reporter:
             f"{sum(m.tokens for m in timed) / max(seconds, 1e-9):.1f} target tokens per second\n"
             f"{_experts(timed)}"
             f"checkpoint  {checkpoint or 'none (training.save is not set)'}\n"
-            f"metrics     {self.path}"
+            f"metrics     {self.path or 'none (training.save is not set)'}"
         )
 
 

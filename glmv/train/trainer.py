@@ -74,7 +74,7 @@ class Trainer:
             active=self.process.is_main,
             train_iters=training.train_iters,
             log_interval=training.log_interval,
-            directory=Path(training.save or "."),
+            directory=Path(training.save) if training.save else None,
             resumed_at=self.iteration,
         )
         self._introduce(report)

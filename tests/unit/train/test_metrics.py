@@ -82,3 +82,12 @@ def test_other_ranks_print_and_write_nothing(tmp_path, capsys):
     assert capsys.readouterr().out == ""
     assert not (tmp_path / "save").exists()
     assert len(reporter.history) == 1
+
+
+def test_a_run_that_saves_nothing_writes_no_file_and_still_reports(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    report(None, 1, 2)
+    assert list(tmp_path.iterdir()) == []
+    said = capsys.readouterr().out
+    assert "iteration        2/" in said
+    assert "metrics     none (training.save is not set)" in said
