@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
+
+from glmv.ops.grouped_autograd import GroupedMatmul
 
 ALIGNMENT_BYTES = 16  # grouped_mm: "strides should be multiple of 16 bytes"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -74,37 +75,6 @@ def _weight_gradient(rows_RM: Tensor, grad_RN: Tensor, ends_E: Tensor) -> Tensor
     return grad_EMN.masked_fill_(empty_E[:, None, None], 0)
 
 
-class Context(FunctionCtx):
-    """What forward leaves for backward."""
-
-    saved_tensors: tuple[Tensor, ...]
-    needs_input_grad: tuple[bool, ...]
-
-
-class _GroupedMatmul(torch.autograd.Function):
-    """Own backward, because PyTorch's refuses expanded gradients and promises nothing for groups without rows."""
-
-    @staticmethod
-    def forward(ctx: Context, rows_RM: Tensor, weight_EMN: Tensor, ends_E: Tensor) -> Tensor:
-        ctx.save_for_backward(rows_RM, weight_EMN, ends_E)
-        if rows_RM.shape[0] == 0:
-            return rows_RM.new_zeros(0, weight_EMN.shape[2])
-        return _times_weight(rows_RM, weight_EMN, ends_E)
-
-    @staticmethod
-    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        rows_RM, weight_EMN, ends_E = ctx.saved_tensors
-        if rows_RM.shape[0] == 0:
-            return torch.zeros_like(rows_RM), torch.zeros_like(weight_EMN), None
-        grad_RN = grads[0].contiguous()
-        grad_rows = grad_weight = None
-        if ctx.needs_input_grad[0]:
-            grad_rows = _times_weight(grad_RN, weight_EMN.transpose(1, 2), ends_E)
-        if ctx.needs_input_grad[1]:
-            grad_weight = _weight_gradient(rows_RM, grad_RN, ends_E)
-        return grad_rows, grad_weight, None
-
-
 def grouped_matmul(rows_RM: Tensor, weight_EMN: Tensor, counts_E: Tensor) -> Tensor:
     """rows of group e @ weight[e] -> [R, N].
 
@@ -113,4 +83,5 @@ def grouped_matmul(rows_RM: Tensor, weight_EMN: Tensor, counts_E: Tensor) -> Ten
         weight_EMN: one matrix a group; see `why_unsupported`.
         counts_E: rows of each group, int64; zeros anywhere are fine and give that group a gradient of exact zeros.
     """
-    return _GroupedMatmul.apply(rows_RM, weight_EMN, counts_E.cumsum(0).to(torch.int32))
+    ends_E = counts_E.cumsum(0).to(torch.int32)
+    return GroupedMatmul.apply(rows_RM, weight_EMN, ends_E, _times_weight, _weight_gradient)

@@ -1,10 +1,9 @@
 """Rows sorted by group, times one matrix per group, by npu_grouped_matmul, which has no gradient of its own."""
 # Shapes: R rows, E groups, M in, N out.
 
-import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 
+from glmv.ops.grouped_autograd import GroupedMatmul
 from glmv.ops.npu.library import torch_npu, why_not_dtype
 
 MAX_GROUPS = 1024
@@ -26,13 +25,6 @@ def why_unsupported(weight_EMN: Tensor) -> str | None:
     return why_not_dtype(weight_EMN)
 
 
-class Context(FunctionCtx):
-    """What forward leaves for backward."""
-
-    saved_tensors: tuple[Tensor, ...]
-    needs_input_grad: tuple[bool, ...]
-
-
 def _times_weight(rows_RM: Tensor, weight_EMN: Tensor, ends_E: Tensor) -> Tensor:
     """rows of group e @ weight[e] -> [R, N]; the weight may be a transposed view, the rows may not."""
     options = {"split_item": ONE_OUTPUT, "group_type": ROWS, "group_list_type": ENDS}
@@ -46,29 +38,6 @@ def weight_gradient(rows_RM: Tensor, grad_RN: Tensor, ends_E: Tensor) -> Tensor:
     return torch_npu().npu_grouped_matmul([rows_RM.t()], [grad_RN], group_list=ends_E, **options)[0]
 
 
-class _GroupedMatmul(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Context, rows_RM: Tensor, weight_EMN: Tensor, ends_E: Tensor) -> Tensor:
-        ctx.save_for_backward(rows_RM, weight_EMN, ends_E)
-        if rows_RM.shape[0] == 0:
-            return rows_RM.new_zeros(0, weight_EMN.shape[2])
-        return _times_weight(rows_RM, weight_EMN, ends_E)
-
-    @staticmethod
-    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        rows_RM, weight_EMN, ends_E = ctx.saved_tensors
-        # Without any row the kernel returns before it has written anything: dW would be uninitialised memory.
-        if rows_RM.shape[0] == 0:
-            return torch.zeros_like(rows_RM), torch.zeros_like(weight_EMN), None
-        grad_RN = grads[0].contiguous()
-        grad_rows = grad_weight = None
-        if ctx.needs_input_grad[0]:
-            grad_rows = _times_weight(grad_RN, weight_EMN.transpose(1, 2), ends_E)
-        if ctx.needs_input_grad[1]:
-            grad_weight = weight_gradient(rows_RM, grad_RN, ends_E)
-        return grad_rows, grad_weight, None
-
-
 def grouped_matmul(rows_RM: Tensor, weight_EMN: Tensor, counts_E: Tensor) -> Tensor:
     """rows of group e @ weight[e] -> [R, N], accumulated in fp32 and rounded once; no host synchronisation.
 
@@ -78,4 +47,5 @@ def grouped_matmul(rows_RM: Tensor, weight_EMN: Tensor, counts_E: Tensor) -> Ten
         counts_E: rows of each group, int64, on the device. Zeros anywhere, and no rows at all, are fine: a group
             without rows has a gradient of exact zeros.
     """
-    return _GroupedMatmul.apply(rows_RM.contiguous(), weight_EMN, counts_E.cumsum(0))
+    ends_E = counts_E.cumsum(0)
+    return GroupedMatmul.apply(rows_RM.contiguous(), weight_EMN, ends_E, _times_weight, weight_gradient)

@@ -17,8 +17,8 @@ UNPERMUTE = "return torch_npu().npu_moe_token_unpermute(rows_RH, order.inverse_R
 FAULTS = (
     Fault(
         id="npu-unwritten-weight-gradient",
-        file="glmv/ops/npu/grouped_matmul.py",
-        line="return torch.zeros_like(rows_RM), torch.zeros_like(weight_EMN), None",
+        file="glmv/ops/grouped_autograd.py",
+        line="return torch.zeros_like(rows_RM), torch.zeros_like(weight_EMN), None, None, None",
         replacement="assert rows_RM.numel() == 0",
         sentence="A rank whose experts receive no token steps them by whatever was in memory: the kernel never ran.",
         killers=(f"{EXPERTS}::test_no_rows_for_any_local_expert", f"{EXPERTS}::test_no_tokens[grouped]"),
@@ -34,8 +34,8 @@ FAULTS = (
     Fault(
         id="npu-counts-as-ends",
         file="glmv/ops/npu/grouped_matmul.py",
-        line="return _GroupedMatmul.apply(rows_RM.contiguous(), weight_EMN, counts_E.cumsum(0))",
-        replacement="return _GroupedMatmul.apply(rows_RM.contiguous(), weight_EMN, counts_E)",
+        line="ends_E = counts_E.cumsum(0)",
+        replacement="ends_E = counts_E",
         sentence="Row counts are taken for the ends of groups: rows go through other experts than their own.",
         killers=(
             f"{EXPERTS}::test_grouped_output_and_every_gradient[empty_first-torch.bfloat16]",
@@ -68,9 +68,9 @@ FAULTS = (
     ),
     Fault(
         id="npu-row-gradient-untransposed",
-        file="glmv/ops/npu/grouped_matmul.py",
-        line="grad_rows = _times_weight(grad_RN, weight_EMN.transpose(1, 2), ends_E)",
-        replacement="grad_rows = _times_weight(grad_RN[:, : weight_EMN.shape[1]].contiguous(), weight_EMN, ends_E)[:, : weight_EMN.shape[1]]",
+        file="glmv/ops/grouped_autograd.py",
+        line="grad_rows = ctx.times_weight(grad_RN, weight_EMN.transpose(1, 2), ends_E)",
+        replacement="grad_rows = ctx.times_weight(grad_RN[:, : weight_EMN.shape[1]].contiguous(), weight_EMN, ends_E)[:, : weight_EMN.shape[1]]",
         sentence="The gradient of rows is multiplied by the weight as it stands, not by its transpose.",
         killers=(
             f"{EXPERTS}::test_grouped_output_and_every_gradient[empty_first-torch.bfloat16]",
