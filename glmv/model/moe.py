@@ -15,6 +15,7 @@ from glmv.model.layers import GatedMLP, KeepsFloat32
 from glmv.ops.experts import expert_mlp, experts
 from glmv.ops.kernels import Kernels
 from glmv.ops.precision import at_least_fp32
+from glmv.ops.registry import say_once
 
 
 class Router(KeepsFloat32):
@@ -32,6 +33,11 @@ class Router(KeepsFloat32):
         self.config = config
         self.weight = nn.Parameter(torch.empty(config.n_routed_experts, config.hidden_size, dtype=dtype))
         self.register_buffer("e_score_correction_bias", torch.empty(config.n_routed_experts, dtype=dtype))
+        if config.norm_topk_prob and config.num_experts_per_tok == 1:
+            say_once(
+                "num_experts_per_tok = 1 with norm_topk_prob = true: the one weight of a token is always 1, "
+                "so that the routers get no gradient from the loss"
+            )
 
     def forward(self, hidden_TH: Tensor) -> tuple[Tensor, Tensor]:
         """Returns top_k_index_TK (int64) and top_k_weight_TK (fp32).

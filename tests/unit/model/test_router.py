@@ -7,6 +7,7 @@ import torch
 
 from glmv.model import ModelConfig
 from glmv.model.moe import Router
+from glmv.ops import registry
 from spec.config import Config
 from spec.numerics import Policy
 from spec.router import route
@@ -97,3 +98,11 @@ def test_the_bias_moves_the_choice_and_never_the_weight():
     index, weight = make_router(machine, favoured)(HIDDEN_TH)
     assert index.sort(-1).values.equal(torch.tensor([2, 7, 9]).expand(TOKENS, 3))
     assert weight.max() < 1
+
+
+@pytest.mark.parametrize(("norm", "top_k", "warns"), [(True, 1, True), (False, 1, False), (True, 3, False)])
+def test_routers_that_cannot_learn_are_warned_of(norm, top_k, warns, caplog):
+    registry.say_once.cache_clear()
+    machine, _ = both_configs(norm, 1.0, (1, 1), top_k)
+    Router(machine)
+    assert ("the routers get no gradient" in caplog.text) == warns
