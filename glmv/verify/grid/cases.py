@@ -124,6 +124,8 @@ ANCHORS = (
     "4-fsdp-2x2x1-alltoall-u2-logits-1-off-per_token_loss-nothing-even-fp64",
     "4-fsdp-1x1x4-none-r2-logits-1-off-per_token_loss-nothing-even-fp64",
     "4-fsdp-4x1x1-balance-u2r2-logits-2-on-per_sample_loss-nothing-even-fp64",
+    "4-fsdp-1x4x1-none-r4-dynamic-2-off-raw-nothing-skewed-fp64",
+    "4-fsdp-1x2x2-none-u2-chunks-1-off-default-nothing-even-fp64",
 )
 """Cases that stay in the set whatever else does, so that seeded faults can name them."""
 Pair = tuple[tuple[str, str], tuple[str, str]]

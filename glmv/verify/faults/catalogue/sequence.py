@@ -12,6 +12,14 @@ BLOCKS = "tests/unit/ops/test_attention_block.py"
 TOWER = "tests/unit/parallel/test_vision_parallel.py"
 UNIT = "tests/unit/parallel/test_sharing_ranks.py"
 ON_NPU = "tests/npu/test_context_attention.py"
+GRID = "tests/distributed/test_grid.py::test_parity"
+GRID_ULYSSES = f"{GRID}[4-fsdp-2x2x1-alltoall-u2-logits-1-off-per_token_loss-nothing-even-fp64]"
+GRID_RING = f"{GRID}[4-fsdp-1x1x4-none-r2-logits-1-off-per_token_loss-nothing-even-fp64]"
+GRID_RING_OF_4 = f"{GRID}[4-fsdp-1x4x1-none-r4-dynamic-2-off-raw-nothing-skewed-fp64]"
+GRID_BOTH = f"{GRID}[4-fsdp-4x1x1-balance-u2r2-logits-2-on-per_sample_loss-nothing-even-fp64]"
+# What the first attention of the decoder returns: tokens, positions, features or attention itself are wrong.
+WRONG_ATTENTION = r"output of .*layers\.0\.self_attn"
+WRONG_KEY_GRADIENT = r"gradient of .*layers\.2\.self_attn\.[kv]_proj"
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -23,7 +31,9 @@ FAULTS: tuple[Fault, ...] = (
         killers=(
             f"{WHOLE}::test_two_ranks_share_sequences[ulysses2-pictures]",
             f"{WHOLE}::test_the_only_label_stands_at_the_start_of_a_part[ulysses2-5]",
+            GRID_ULYSSES,
         ),
+        first="^loss",
     ),
     Fault(
         id="cp-targets-counted-on-every-rank",
@@ -31,7 +41,8 @@ FAULTS: tuple[Fault, ...] = (
         line="return int(count) // sharers",
         replacement="return int(count)",
         sentence="Each target counts once for every rank that shares its sequence: loss and gradients shrink by the degree.",
-        killers=(f"{WHOLE}::test_two_ranks_share_sequences[ulysses2-pictures]",),
+        killers=(f"{WHOLE}::test_two_ranks_share_sequences[ulysses2-pictures]", GRID_ULYSSES),
+        first="^loss",
     ),
     Fault(
         id="cp-micro-batches-counted-on-every-rank",
@@ -39,7 +50,8 @@ FAULTS: tuple[Fault, ...] = (
         line="objective = Objective(loss_type, targets, micro_batches=len(micro_batches) * dist.get_world_size() // sharers)",
         replacement="objective = Objective(loss_type, targets, micro_batches=len(micro_batches) * dist.get_world_size())",
         sentence="Losses that are means of micro-batches are averaged over the ranks of a sequence once more.",
-        killers=(f"{WHOLE}::test_every_loss_type_divides_by_what_the_whole_micro_batch_has[default]",),
+        killers=(f"{WHOLE}::test_every_loss_type_divides_by_what_the_whole_micro_batch_has[default]", GRID_BOTH),
+        first="^loss",
     ),
     Fault(
         id="cp-loss-divided-by-local-count",
@@ -47,7 +59,8 @@ FAULTS: tuple[Fault, ...] = (
         line="return partition.split(target_BS, IGNORE_INDEX), partition.split(share_BS, 0)",
         replacement="own = partition.split(share_BS, 0)\n        return partition.split(target_BS, IGNORE_INDEX), own / own.sum().clamp(min=1e-9) * share_BS.sum() / 2",
         sentence="Every part is averaged on its own: tokens weigh by how many targets their part happens to have.",
-        killers=(f"{WHOLE}::test_two_ranks_share_sequences[ring2-pictures]",),
+        killers=(f"{WHOLE}::test_two_ranks_share_sequences[ring2-pictures]", GRID_RING),
+        first="^loss",
     ),
     Fault(
         id="cp-padding-counted",
@@ -55,7 +68,8 @@ FAULTS: tuple[Fault, ...] = (
         line="return partition.split(target_BS, IGNORE_INDEX), partition.split(share_BS, 0)",
         replacement="return partition.split(target_BS, 0), partition.split(share_BS, float(share_BS.max()))",
         sentence="Padding that nobody wrote is learned from.",
-        killers=(f"{WHOLE}::test_two_ranks_share_sequences[ring2-pictures]",),
+        killers=(f"{WHOLE}::test_two_ranks_share_sequences[ring2-pictures]", GRID_RING),
+        first="^loss",
     ),
     Fault(
         id="cp-position-ids-restarted",
@@ -63,7 +77,8 @@ FAULTS: tuple[Fault, ...] = (
         line="partition.split(positions_3BS, 0).to(device),",
         replacement="partition.split(positions_3BS - positions_3BS[..., partition.index_BL[:, 0].clamp(min=0)[0], None], 0).to(device),",
         sentence="Each rank counts positions from its own first token: tokens of different ranks seem to be neighbours.",
-        killers=(f"{WHOLE}::test_two_ranks_share_sequences[ulysses2-pictures]",),
+        killers=(f"{WHOLE}::test_two_ranks_share_sequences[ulysses2-pictures]", GRID_ULYSSES),
+        first=WRONG_ATTENTION,
     ),
     Fault(
         id="cp-features-counted-per-row",
@@ -71,7 +86,8 @@ FAULTS: tuple[Fault, ...] = (
         line="number_BS = is_kind_BS.flatten().cumsum(0).view_as(types_BS) - 1",
         replacement="number_BS = is_kind_BS.cumsum(1) - 1",
         sentence="The second row's pictures are those of the first.",
-        killers=(f"{WHOLE}::test_two_ranks_share_sequences[ulysses2-pictures]",),
+        killers=(f"{WHOLE}::test_two_ranks_share_sequences[ulysses2-pictures]", GRID_ULYSSES),
+        first=WRONG_ATTENTION,
     ),
     Fault(
         id="cp-picture-restarts-at-a-border",
@@ -79,7 +95,8 @@ FAULTS: tuple[Fault, ...] = (
         line="own_M = partition.split(number_BS, PADDING)[own_types_BL == kind]",
         replacement="own_M = number_BS.new_tensor(range(int((own_types_BL == kind).sum())))",
         sentence="A picture that straddles a border begins anew on the second rank.",
-        killers=(f"{WHOLE}::test_two_ranks_share_sequences[ulysses2-pictures]",),
+        killers=(f"{WHOLE}::test_two_ranks_share_sequences[ulysses2-pictures]", GRID_ULYSSES),
+        first=WRONG_ATTENTION,
     ),
     Fault(
         id="cp-documents-leak-through-ulysses",
@@ -90,7 +107,9 @@ FAULTS: tuple[Fault, ...] = (
         killers=(
             f"{THREADS}::test_any_sequence_over_any_ranks",
             f"{ATTENTION}::test_two_ranks_attend_as_one[ulysses2-packed-flash-fp64]",
+            GRID_ULYSSES,
         ),
+        first=WRONG_ATTENTION,
     ),
     Fault(
         id="cp-documents-leak-through-the-ring",
@@ -101,7 +120,9 @@ FAULTS: tuple[Fault, ...] = (
         killers=(
             f"{THREADS}::test_any_sequence_over_any_ranks",
             f"{ATTENTION}::test_two_ranks_attend_as_one[ring2-packed-flash-fp64]",
+            GRID_RING,
         ),
+        first=WRONG_ATTENTION,
     ),
     Fault(
         id="cp-ranks-in-another-order",
@@ -112,7 +133,9 @@ FAULTS: tuple[Fault, ...] = (
         killers=(
             f"{PARTS}::test_ulysses_cuts_a_ring_rank_s_part_in_order",
             f"{ATTENTION}::test_four_ranks_attend_as_one[ring2_ulysses2-length37-flash]",
+            GRID_BOTH,
         ),
+        first=WRONG_ATTENTION,
     ),
     Fault(
         id="zigzag-left-out",
@@ -123,7 +146,9 @@ FAULTS: tuple[Fault, ...] = (
         killers=(
             f"{PARTS}::test_every_rank_holds_what_the_law_gives_it",
             f"{THREADS}::test_any_sequence_over_any_ranks",
+            GRID_RING,
         ),
+        first=WRONG_ATTENTION,
     ),
     Fault(
         id="zigzag-chunks-swapped",
@@ -134,7 +159,9 @@ FAULTS: tuple[Fault, ...] = (
         killers=(
             f"{PARTS}::test_two_chunks_of_a_document_on_each_of_two_ring_ranks",
             f"{THREADS}::test_any_sequence_over_any_ranks",
+            GRID_RING,
         ),
+        first=WRONG_ATTENTION,
     ),
     Fault(
         id="padding-in-front-of-a-document",
@@ -145,7 +172,9 @@ FAULTS: tuple[Fault, ...] = (
         killers=(
             f"{PARTS}::test_padding_stands_behind_its_document_on_every_ring_rank",
             f"{THREADS}::test_any_sequence_over_any_ranks",
+            GRID_RING,
         ),
+        first=WRONG_ATTENTION,
     ),
     Fault(
         id="ring-merge-without-maximum",
@@ -180,7 +209,8 @@ FAULTS: tuple[Fault, ...] = (
         line="seen_lse.copy_(merged_lse)",
         replacement="seen_lse.copy_(merged_lse.float())",
         sentence="A float64 model attends in fp32, and its exact budgets see it.",
-        killers=(f"{ATTENTION}::test_two_ranks_attend_as_one[ring2-length37-flash-fp64]",),
+        killers=(f"{ATTENTION}::test_two_ranks_attend_as_one[ring2-length37-flash-fp64]", GRID_RING),
+        first=WRONG_ATTENTION,
     ),
     Fault(
         id="ring-mask-off-by-one",
@@ -188,7 +218,8 @@ FAULTS: tuple[Fault, ...] = (
         line="future_SS = torch.ones(square, dtype=torch.bool, device=query_BNSD.device).triu(1)",
         replacement="future_SS = torch.ones(square, dtype=torch.bool, device=query_BNSD.device).triu(2)",
         sentence="Every token sees the next one, which it must predict.",
-        killers=(f"{BLOCKS}::test_blocks_put_together_are_the_whole[3-torch.float64-eager]",),
+        killers=(f"{BLOCKS}::test_blocks_put_together_are_the_whole[3-torch.float64-eager]", GRID_RING),
+        first=WRONG_ATTENTION,
     ),
     Fault(
         id="ring-early-queries-see-later-keys",
@@ -196,7 +227,8 @@ FAULTS: tuple[Fault, ...] = (
         line="return cls(slice(1, 2), slice(0, 2), causal=False)",
         replacement="return cls(slice(0, 2), slice(0, 2), causal=False)",
         sentence="The early chunk sees keys of later ranks: the future.",
-        killers=(f"{THREADS}::test_any_sequence_over_any_ranks",),
+        killers=(f"{THREADS}::test_any_sequence_over_any_ranks", GRID_RING),
+        first=WRONG_ATTENTION,
     ),
     Fault(
         id="ring-late-keys-of-earlier-ranks-seen",
@@ -204,7 +236,8 @@ FAULTS: tuple[Fault, ...] = (
         line="return cls(slice(0, 2), slice(0, 1), causal=False)",
         replacement="return cls(slice(0, 2), slice(0, 2), causal=False)",
         sentence="All queries see the late chunk of earlier ranks: the future.",
-        killers=(f"{THREADS}::test_any_sequence_over_any_ranks",),
+        killers=(f"{THREADS}::test_any_sequence_over_any_ranks", GRID_RING),
+        first=WRONG_ATTENTION,
     ),
     Fault(
         id="ring-key-gradients-not-carried-on",
@@ -212,7 +245,8 @@ FAULTS: tuple[Fault, ...] = (
         line="here_X = here_X if returning is None else here_X.add_(returning.wait())",
         replacement="here_X = here_X if returning is None or returning.wait() is None else here_X",
         sentence="Keys and values get the gradients of one rank's queries only.",
-        killers=(f"{THREADS}::test_any_sequence_over_any_ranks",),
+        killers=(f"{THREADS}::test_any_sequence_over_any_ranks", GRID_RING),
+        first=WRONG_KEY_GRADIENT,
     ),
     Fault(
         id="ring-key-gradients-stop-short-of-home",
@@ -220,7 +254,8 @@ FAULTS: tuple[Fault, ...] = (
         line="return query_grads, returning.wait()",
         replacement="return query_grads, here_X",
         sentence="Keys and values get the gradients of the neighbour's.",
-        killers=(f"{THREADS}::test_any_sequence_over_any_ranks",),
+        killers=(f"{THREADS}::test_any_sequence_over_any_ranks", GRID_RING),
+        first=WRONG_KEY_GRADIENT,
     ),
     Fault(
         id="ring-turns-the-other-way",
@@ -228,7 +263,8 @@ FAULTS: tuple[Fault, ...] = (
         line="there, here = (self.rank + 1) % self.size, (self.rank - 1) % self.size",
         replacement="there, here = (self.rank - 1) % self.size, (self.rank + 1) % self.size",
         sentence="Every rank takes its keys for those of another one; with two ranks nobody notices.",
-        killers=(f"{ATTENTION}::test_four_ranks_attend_as_one[ring4-length37-flash]",),
+        killers=(f"{ATTENTION}::test_four_ranks_attend_as_one[ring4-length37-flash]", GRID_RING_OF_4),
+        first=WRONG_ATTENTION,
     ),
     Fault(
         id="ulysses-key-replicas-not-summed",
@@ -255,7 +291,9 @@ FAULTS: tuple[Fault, ...] = (
         killers=(
             f"{THREADS}::test_any_sequence_over_any_ranks",
             f"{ATTENTION}::test_two_ranks_attend_as_one[ulysses2-length16-eager-fp64]",
+            GRID_ULYSSES,
         ),
+        first=WRONG_ATTENTION,
     ),
     Fault(
         id="ulysses-parts-in-reverse-order",
@@ -263,7 +301,8 @@ FAULTS: tuple[Fault, ...] = (
         line="whole_BNCD = arrived_UBNLD.movedim(0, 2).flatten(2, 3)",
         replacement="whole_BNCD = arrived_UBNLD.flip(0).movedim(0, 2).flatten(2, 3)",
         sentence="The second half of a sequence stands before the first.",
-        killers=(f"{THREADS}::test_any_sequence_over_any_ranks",),
+        killers=(f"{THREADS}::test_any_sequence_over_any_ranks", GRID_ULYSSES),
+        first=WRONG_ATTENTION,
     ),
     Fault(
         id="vision-features-in-order-of-ranks",
@@ -274,7 +313,9 @@ FAULTS: tuple[Fault, ...] = (
         killers=(
             f"{TOWER}::test_features_and_gradients_are_those_of_one_rank[unlike_pictures-2]",
             f"{WHOLE}::test_two_ranks_share_sequences[ulysses2-pictures]",
+            GRID_ULYSSES,
         ),
+        first=WRONG_ATTENTION,
     ),
     Fault(
         id="vision-gradients-not-summed",
@@ -285,7 +326,9 @@ FAULTS: tuple[Fault, ...] = (
         killers=(
             f"{TOWER}::test_features_and_gradients_are_those_of_one_rank[unlike_pictures-2]",
             f"{WHOLE}::test_two_ranks_share_sequences[ulysses2-pictures]",
+            GRID_ULYSSES,
         ),
+        first=r"gradient of model\.visual\.merger",
     ),
     Fault(
         id="vision-all-on-one-rank",
