@@ -111,15 +111,22 @@ def build_meshes(config: ParallelConfig, process: Process) -> Meshes:
     Raises:
         ParallelError: the sizes do not multiply to the number of ranks; the same on every rank.
     """
-    sizes, device = Sizes.of(config, process.world_size), process.device.type
+    sizes = Sizes.of(config, process.world_size)
     groups = process.world_size // sizes.sharers
     sequence = context = None
     if sizes.sharers > 1:
-        sequence = init_device_mesh(device, (groups, sizes.ring, sizes.ulysses), mesh_dim_names=SEQUENCE_AXES)
-        context = init_device_mesh(device, (groups, sizes.sharers), mesh_dim_names=CONTEXT_AXES)
+        sequence = _mesh(process, SEQUENCE_AXES, (groups, sizes.ring, sizes.ulysses))
+        context = _mesh(process, CONTEXT_AXES, (groups, sizes.sharers))
     return Meshes(
         sequence=sequence,
         context=context,
-        data=init_device_mesh(device, (sizes.dp_replicate, sizes.dp_shard), mesh_dim_names=DATA_AXES),
-        experts=init_device_mesh(device, (sizes.edp, sizes.efsdp, sizes.ep), mesh_dim_names=EXPERT_AXES),
+        data=_mesh(process, DATA_AXES, (sizes.dp_replicate, sizes.dp_shard)),
+        experts=_mesh(process, EXPERT_AXES, (sizes.edp, sizes.efsdp, sizes.ep)),
     )
+
+
+def _mesh(process: Process, axes: tuple[str, ...], sizes: tuple[int, ...]) -> DeviceMesh:
+    """Collective the first time: one mesh over all ranks, made once in the life of a process group."""
+    if (axes, sizes) not in process.meshes:
+        process.meshes[axes, sizes] = init_device_mesh(process.device.type, sizes, mesh_dim_names=axes)
+    return process.meshes[axes, sizes]

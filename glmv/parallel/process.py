@@ -8,12 +8,13 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import NoReturn
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from glmv import npu_package
 from glmv.errors import GlmvError
@@ -40,12 +41,20 @@ class AgreedError(GlmvError):
 
 @dataclass(frozen=True)
 class Process:
-    """This rank."""
+    """This rank.
+
+    Attributes:
+        meshes: by axes and sizes, what `glmv.parallel.mesh` has laid out so far. Groups of ranks keep threads of their
+            own until the process leaves, so that a mesh that is asked for again must be the same one.
+    """
 
     rank: int
     world_size: int
     local_rank: int
     device: torch.device
+    meshes: dict[tuple[tuple[str, ...], tuple[int, ...]], DeviceMesh] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     @property
     def is_main(self) -> bool:
