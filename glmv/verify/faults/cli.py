@@ -60,16 +60,23 @@ def run_command(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from glmv.verify.faults.catalogue import FAULTS
-    from glmv.verify.faults.run import run_faults
+    from glmv.verify.faults.run import Verdict, run_faults
 
     chosen = [fault for fault in FAULTS if not ids or fault.id in ids]
     unknown = set(ids or ()) - {fault.id for fault in FAULTS}
     if unknown:
         raise GlmvError(f"no such fault: {', '.join(sorted(unknown))}. `glmv faults list` names them all.")
+    console = Console(stderr=True)
+
+    def done(verdict: Verdict) -> None:
+        progress.advance(task)
+        if not console.is_terminal:  # a log shows no bar, and these runs are long
+            print(f"{'ok ' if verdict.good else 'RED'} {verdict.fault}", file=sys.stderr, flush=True)
+
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with Progress(*columns, console=console) as progress:
         task = progress.add_task("faults", total=len(chosen))
-        verdicts = run_faults(chosen, jobs, lambda verdict: progress.advance(task))
+        verdicts = run_faults(chosen, jobs, done)
     for verdict in verdicts:
         print(f"{'ok ' if verdict.good else 'RED'}  {verdict.fault:<32} {verdict.dead}")
         for killer, red in verdict.outcomes.items():
