@@ -135,8 +135,7 @@ FAULTS: tuple[Fault, ...] = (
         line="continue",
         replacement="break",
         sentence="Nothing behind a prompt as long as a chunk is learned.",
-        killers=(f"{EVERY_CHUNK}[masked_middle-static_7-default-torch.float64]", GRID),
-        first="^loss",
+        killers=(f"{EVERY_CHUNK}[masked_middle-static_7-default-torch.float64]",),
     ),
     Fault(
         id="chunks-masked-ones-computed",

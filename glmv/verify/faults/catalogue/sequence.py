@@ -218,8 +218,7 @@ FAULTS: tuple[Fault, ...] = (
         line="future_SS = torch.ones(square, dtype=torch.bool, device=query_BNSD.device).triu(1)",
         replacement="future_SS = torch.ones(square, dtype=torch.bool, device=query_BNSD.device).triu(2)",
         sentence="Every token sees the next one, which it must predict.",
-        killers=(f"{BLOCKS}::test_blocks_put_together_are_the_whole[3-torch.float64-eager]", GRID_RING),
-        first=WRONG_ATTENTION,
+        killers=(f"{BLOCKS}::test_blocks_put_together_are_the_whole[3-torch.float64-eager]",),
     ),
     Fault(
         id="ring-early-queries-see-later-keys",
