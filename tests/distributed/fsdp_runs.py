@@ -5,52 +5,19 @@ from itertools import chain
 
 import torch
 import torch.distributed as dist
+from layouts import build as build_layout
 from rank_cases import CASES, LOSS_CASE, LOSS_TYPES, NOTHING_TO_LEARN, cases_of
-from safetensors.torch import load_file
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from glmv.config.parallel import ParallelConfig
-from glmv.model import Glm4vMoeForConditionalGeneration, ModelConfig
-from glmv.parallel.fsdp import apply_fsdp
 from glmv.parallel.grad_norm import clip_grad_norm, total_norm
-from glmv.parallel.mesh import build_meshes
-from glmv.train.optimizer import freeze
 from glmv.train.step import accumulate_gradients, global_targets
 from glmv.verify.grid.batches import micro_batch
-from spec.layout import stacked
-
-PATTERNS = [
-    "model.visual",
-    "model.visual.blocks.{*}",
-    "model.language_model",
-    "model.language_model.embed_tokens",
-    "model.language_model.layers.{*}",
-    "lm_head",
-]
-POLICIES = {
-    "fp64": {"param_dtype": None, "reduce_dtype": None},
-    "fp32": {"param_dtype": "fp32", "reduce_dtype": "fp32"},
-    "bf16": {"param_dtype": "bf16", "reduce_dtype": "fp32"},
-}
 
 
 def build(directory, policy, process, frozen=()):
-    torch.set_default_dtype(torch.float64 if policy == "fp64" else torch.float32)
-    with torch.device("meta"):
-        model = Glm4vMoeForConditionalGeneration(ModelConfig.from_hf_dir(directory))
-    torch.set_default_dtype(torch.float32)
-    freeze(model, frozen)
-    plan = {"apply_modules": PATTERNS, "num_to_forward_prefetch": 1, "num_to_backward_prefetch": 1, **POLICIES[policy]}
-    parallel = ParallelConfig(fsdp_plan=plan)
-    apply_fsdp(model, parallel, build_meshes(parallel, process))
-    model.to_empty(device="cpu")
-    model.reset_buffers()
-    weights = {k: w for f in sorted(directory.glob("*.safetensors")) for k, w in load_file(f).items()}
-    set_model_state_dict(model, stacked(weights), options=StateDictOptions(full_state_dict=True))
-    return model
+    return build_layout(directory, process, dtype=policy, frozen=frozen, grouped=True)
 
 
 def run(model, names, process, loss_type="per_token_loss"):

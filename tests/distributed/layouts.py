@@ -1,7 +1,6 @@
 """The tiny model under any layout, and what one backward pass over some micro-batches gives it."""
 
 import functools
-import gc
 from pathlib import Path
 
 import torch
@@ -86,7 +85,6 @@ def build(
     **layout,
 ):
     """Collective: the tiny model with its weights."""
-    gc.collect()  # the groups of earlier meshes
     torch.set_default_dtype(torch.float64 if dtype == "fp64" else torch.float32)
     with torch.device("meta"):
         model = Glm4vMoeForConditionalGeneration(ModelConfig.from_hf_dir(directory), Kernels(grouped, kernel))

@@ -76,7 +76,7 @@ def run_command(
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("faults", total=len(chosen))
-        verdicts = run_faults(chosen, jobs, done)
+        verdicts = run_faults(chosen, jobs, done, control=not ids)
     for verdict in verdicts:
         print(f"{'ok ' if verdict.good else 'RED'}  {verdict.fault:<32} {verdict.dead}")
         for killer, red in verdict.outcomes.items():

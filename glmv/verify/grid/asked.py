@@ -13,6 +13,7 @@ from glmv.parallel.dispatch import AllGather, AllToAll
 from glmv.train.recompute import Recomputed
 from glmv.train.trainer import Trainer
 from glmv.verify.grid.cases import Case
+from glmv.verify.grid.machine import Watcher
 
 EXCHANGES = {"none": type(None), "alltoall": AllToAll, "allgather": AllGather, "balance": BalancedAllToAll}
 
@@ -25,6 +26,7 @@ def lacking(case: Case, trainer: Trainer) -> list[str]:
         *_lacks_mesh(case, model.lm_head.weight),
         *(fault for module in experts for fault in _lacks_exchange(case, module)),
         *_lacks_sharing(case, trainer),
+        *_lacks_chunks(case, trainer),
         *_lacks_recomputation(case, trainer),
     ]
 
@@ -54,6 +56,13 @@ def _lacks_sharing(case: Case, trainer: Trainer) -> Iterator[str]:
     found = (1, 1) if context is None else (context.degrees.ulysses, context.degrees.ring)
     if found != case.degrees:
         yield f"sequences are shared by ulysses x ring = {found}"
+
+
+def _lacks_chunks(case: Case, trainer: Trainer) -> Iterator[str]:
+    assert isinstance(trainer.observer, Watcher), "a trainer of the grid"
+    dims = trainer.observer.head_dims
+    if dims != ({3} if case.head == "logits" else {0}):
+        yield f"the head returned tensors of {sorted(dims)} dims"
 
 
 def _copied(dispatcher: BalancedAllToAll) -> bool:

@@ -129,10 +129,28 @@ class GridBatches:
         return f"the grid's {', '.join(self.names)}"
 
 
+class Watcher(Recorder):
+    """A recorder that also sees what the head returned.
+
+    Attributes:
+        head_dims: numbers of dims of the head's outputs: 3 for logits, 0 for a loss.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.head_dims: set[int] = set()
+
+    def before_step(self, trainer: Trainer, step: int, micro_batches: Sequence[Batch]) -> None:
+        """Watch the head from the first step on."""
+        if not self.hooked:
+            trainer.model.lm_head.register_forward_hook(lambda _, __, output: self.head_dims.add(output.ndim))
+        super().before_step(trainer, step, micro_batches)
+
+
 def run(case: Case, models: Path, out: Path, process: Process) -> Trainer:
     """Collective: take one step and leave its trace below `out`; the trainer is returned for a closer look."""
     batches = GridBatches(names_on(case, process.rank))
-    trainer = Trainer(config_of(case, models, out), Recorder(out / "trace"), batches=batches)
+    trainer = Trainer(config_of(case, models, out), Watcher(out / "trace"), batches=batches)
     trainer.train_step(1)
     dist.barrier()
     return trainer

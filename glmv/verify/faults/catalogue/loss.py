@@ -162,7 +162,8 @@ FAULTS: tuple[Fault, ...] = (
         line="if features.enable_chunk_loss:",
         replacement="if False:",
         sentence="features.enable_chunk_loss is accepted, and all logits are made.",
-        killers=(f"{RANKS}::test_the_trainer_makes_no_more_logits_than_a_chunks[static]",),
+        killers=(f"{RANKS}::test_the_trainer_makes_no_more_logits_than_a_chunks[static]", GRID),
+        first="layout of the case",
     ),
     Fault(
         id="chunks-shares-rounded",
