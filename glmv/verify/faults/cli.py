@@ -79,8 +79,8 @@ def run_command(
         verdicts = run_faults(chosen, jobs, done, control=not ids)
     for verdict in verdicts:
         print(f"{'ok ' if verdict.good else 'RED'}  {verdict.fault:<32} {verdict.dead}")
-        for killer, red in verdict.outcomes.items():
-            print(f"       {'red' if red else 'green':<6} {killer}")
+        for killer, end in verdict.outcomes.items():
+            print(f"       {end:<9} {killer}")
         if verdict.located is not None:
             print(f"       {'named' if verdict.located else 'MISSED'} first wrong: {verdict.named or 'nothing'}")
     bad = [verdict.fault for verdict in verdicts if not verdict.good]

@@ -7,10 +7,13 @@ import json
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import IO, Any
 
 from glmv.errors import GlmvError
+from glmv.verify.faults.ends import GREEN, RED, Ends, Teller
 from glmv.verify.faults.fault import ROOT, DeadFaultError, Fault
 from glmv.verify.faults.hook import VARIABLE
 from glmv.verify.testing.template import ADDRESS, Template
@@ -25,19 +28,18 @@ CONTROL = (
     "tests/npu/test_waiting.py::test_a_vision_block",
     "tests/npu/test_npu_experts.py::test_no_tokens[grouped]",
 )
-FIRST_WRONG = re.compile(r"first wrong: ([^:\n]+)")
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the killers said. `outcomes` maps each named killer to True if it turned red.
+    """What the killers said. `outcomes` says of each named killer how it ended (see `glmv.verify.faults.ends`).
 
     `dead` says why a fault proves nothing: its line is gone, or a killer is. `named` is what the parity grid called
     wrong first, and `located` whether that is the place where the fault sits (None if the fault does not say).
     """
 
     fault: str
-    outcomes: dict[str, bool]
+    outcomes: dict[str, str]
     dead: str = ""
     named: str = ""
     located: bool | None = None
@@ -45,21 +47,7 @@ class Verdict:
     @property
     def good(self) -> bool:
         """All killers turned red."""
-        return not self.dead and bool(self.outcomes) and all(self.outcomes.values())
-
-
-class _Outcomes:
-    """pytest plugin: which tests ran, which of them turned red, and what the parity grid called wrong first."""
-
-    def __init__(self) -> None:
-        self.red: dict[str, bool] = {}
-        self.named: list[str] = []
-
-    def pytest_runtest_logreport(self, report: object) -> None:
-        node: str = report.nodeid  # type: ignore[attr-defined]
-        if report.when == "call" or report.failed:  # type: ignore[attr-defined]
-            self.red[node] = self.red.get(node, False) or bool(report.failed)  # type: ignore[attr-defined]
-        self.named += FIRST_WRONG.findall(report.longreprtext)  # type: ignore[attr-defined]
+        return not self.dead and bool(self.outcomes) and set(self.outcomes.values()) == {RED}
 
 
 def run_faults(
@@ -78,25 +66,23 @@ def run_faults(
     assert not touched, f"imported before a fault could be put in: {touched}"
     verdicts = {}
     with _ranks_at_hand():
-        if control and (red := _red_without_a_fault()):
-            raise GlmvError(f"without any fault, {', '.join(red)} is red here: no verdict could be trusted.")
+        if control and (amiss := _amiss_without_a_fault()):
+            raise GlmvError(f"without any fault, {', '.join(amiss)} is not green here: no verdict could be trusted.")
         for verdict in _run_all(list(faults), jobs):
             verdicts[verdict.fault] = verdict
             done(verdict)
     return [verdicts[fault.id] for fault in faults]
 
 
-def _red_without_a_fault() -> list[str]:
-    pid, pipe = _fork(CONTROL)
+def _amiss_without_a_fault() -> list[str]:
+    pid, file = _fork(CONTROL)
     os.waitpid(pid, 0)
-    with os.fdopen(pipe) as results:
-        said = results.read()
-    _, red, _ = json.loads(said) if said else (1, {}, [])
-    return [killer for killer in CONTROL if _is_red(killer, red)]
+    ends = _read(file)
+    return [f"{killer} ({end})" for killer in CONTROL if (end := ends.of(killer)) != GREEN]
 
 
 def _run_all(waiting: list[Fault], jobs: int) -> Iterator[Verdict]:
-    running: dict[int, tuple[Fault, int]] = {}
+    running: dict[int, tuple[Fault, IO[str]]] = {}
     while waiting or running:
         while waiting and len(running) < jobs:
             fault = waiting.pop(0)
@@ -105,46 +91,44 @@ def _run_all(waiting: list[Fault], jobs: int) -> Iterator[Verdict]:
             except (DeadFaultError, OSError) as error:
                 yield Verdict(fault.id, {}, dead=str(error))
                 continue
-            pid, pipe = _fork(fault.killers, fault.id)
-            running[pid] = (fault, pipe)
+            pid, file = _fork(fault.killers, fault.id)
+            running[pid] = (fault, file)
         if running:
             pid, _ = os.wait()
-            fault, pipe = running.pop(pid)
-            with os.fdopen(pipe) as results:
-                yield _verdict(fault, results.read())
+            fault, file = running.pop(pid)
+            yield _verdict(fault, _read(file))
 
 
-def _verdict(fault: Fault, said: str) -> Verdict:
-    code, red, named = json.loads(said) if said else (1, {}, [])
-    if code == NOT_FOUND:
+def _verdict(fault: Fault, ends: Ends) -> Verdict:
+    if ends.exit_code == NOT_FOUND and not any(map(ends.could_not_import, fault.killers)):
         return Verdict(fault.id, {}, dead=f"one of its killers does not exist: {', '.join(fault.killers)}")
-    outcomes = {killer: _is_red(killer, red) for killer in fault.killers}
+    outcomes = {killer: ends.of(killer) for killer in fault.killers}
+    named = list(dict.fromkeys(ends.first_wrong))
     located = any(re.search(fault.first, name) for name in named) if fault.first else None
-    return Verdict(fault.id, outcomes, named="; ".join(dict.fromkeys(named)), located=located)
+    return Verdict(fault.id, outcomes, named="; ".join(named), located=located)
 
 
-def _is_red(killer: str, red: dict[str, bool]) -> bool:
-    """A killer without any result could not even be imported, or ended its process: red."""
-    cases = [value for node, value in red.items() if node == killer or node.startswith(f"{killer}[")]
-    return any(cases) if cases else True
+def _read(file: IO[str]) -> Ends:
+    with file:
+        file.seek(0)
+        return Ends.read(file)
 
 
-def _fork(killers: Sequence[str], fault: str = "") -> tuple[int, int]:
-    reading, writing = os.pipe()
+def _fork(killers: Sequence[str], fault: str = "") -> tuple[int, IO[str]]:
+    """A process that runs the killers, and the file in which it says how they end."""
+    file = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed by whoever reads it
     pid = os.fork()
     if pid:
-        os.close(writing)
-        return pid, reading
-    os.close(reading)
+        return pid, file
     status = 1
     try:
-        os.write(writing, json.dumps(_run_killers(killers, fault)).encode())
+        _run_killers(killers, fault, lambda said: print(json.dumps(said), file=file, flush=True))
         status = 0
     finally:
         os._exit(status)
 
 
-def _run_killers(killers: Sequence[str], fault: str) -> tuple[int, dict[str, bool], list[str]]:
+def _run_killers(killers: Sequence[str], fault: str, tell: Callable[[dict[str, Any]], None]) -> None:
     import pytest
 
     from glmv.verify.faults.hook import install_or_refuse
@@ -156,9 +140,8 @@ def _run_killers(killers: Sequence[str], fault: str) -> tuple[int, dict[str, boo
     if fault:
         os.environ[VARIABLE] = fault
         install_or_refuse()
-    outcomes = _Outcomes()
-    code = pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *killers], plugins=[outcomes])
-    return int(code), outcomes.red, outcomes.named
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    tell({"exit_code": int(pytest.main([*options, *killers], plugins=[Teller(tell)]))})
 
 
 @contextlib.contextmanager

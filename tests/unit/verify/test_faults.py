@@ -8,7 +8,7 @@ import pytest
 
 from glmv.verify.faults.catalogue import FAULTS
 from glmv.verify.faults.fault import ROOT, DeadFaultError, Fault
-from glmv.verify.faults.run import Verdict, _verdict
+from glmv.verify.faults.run import Verdict
 
 FAULT = Fault(
     "sum-differs", "glmv/x.py", "return a + b", "return a - b", "Sums are wrong.", ("tests/test_x.py::test_sum",)
@@ -66,21 +66,6 @@ def test_a_rank_that_a_test_started_has_the_fault_too():
 
 def test_an_unknown_fault_is_told():
     assert "no such fault" in python("import pytest, glmv", GLMV_FAULT="nonsense").stderr
-
-
-@pytest.mark.parametrize(
-    ("said", "good"),
-    [
-        ('[1, {"tests/test_x.py::test_sum": true}, []]', True),
-        ('[1, {"tests/test_x.py::test_sum[a]": false, "tests/test_x.py::test_sum[b]": true}, []]', True),
-        ('[0, {"tests/test_x.py::test_sum": false}, []]', False),
-        ("[2, {}, []]", True),
-        ("[4, {}, []]", False),
-        ("", True),
-    ],
-)
-def test_a_verdict_is_good_when_every_killer_is_red(said, good):
-    assert _verdict(FAULT, said).good is good
 
 
 def test_a_dead_fault_is_not_good():
