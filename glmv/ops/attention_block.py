@@ -38,7 +38,8 @@ def merge(output: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> tuple[
     weight, more_weight = (lse - highest).exp(), (more_lse - highest).exp()
     total = weight + more_weight
     share, more_share = ((part / total.masked_fill(total == 0, 1))[..., None] for part in (weight, more_weight))
-    mixed = (output * share).masked_fill(share == 0, 0) + (more * more_share).masked_fill(more_share == 0, 0)
+    mixed = (output * share).masked_fill_(share == 0, 0)
+    mixed += (more * more_share).masked_fill_(more_share == 0, 0)
     return mixed, highest + total.log()
 
 
@@ -160,7 +161,7 @@ def cuda_block_backward(
     implementation: str = "flash",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients in the inputs' dtype."""
-    no_dropout = torch.zeros(2, dtype=torch.uint64, device=query_BNSD.device)
+    seed, offset = (torch.zeros(n, dtype=torch.uint64, device=query_BNSD.device) for n in (2, 0))  # of no dropout
     return torch.ops.aten._scaled_dot_product_flash_attention_backward(
         grad_BNSD,
         query_BNSD,
@@ -174,8 +175,8 @@ def cuda_block_backward(
         key_BNKD.shape[2],
         0.0,
         causal,
-        no_dropout,
-        no_dropout[:0],
+        seed,
+        offset,
     )
 
 

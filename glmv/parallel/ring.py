@@ -13,10 +13,10 @@ Blocks are put together by their log-sum-exp in fp32 (float64 in float64), and r
 round again: each block's gradients follow from the output and log-sum-exp over all keys, and what a rank finds for
 others' keys travels on with them, in fp32, until it comes home.
 
-A rank holds, besides its own queries, keys, values and output, at any time: forward one fp32 output, its log-sum-exp
+A rank holds, besides its own queries, keys, values and output, at most: forward one fp32 output, its log-sum-exp
 and two blocks of keys and values (the one at work and the one that arrives); backward one fp32 gradient of the queries,
-two blocks of keys and values and three fp32 blocks of their gradients (at work, leaving, arriving). Nothing grows with
-S x S, or with the number of ranks.
+two blocks of keys and values and three fp32 blocks of their gradients (at work, leaving, arriving); and what one kernel
+call gives, forward two more of its size to merge it. Nothing grows with S x S, or with the number of ranks.
 
 A rank sends, per layer, with C places, B rows and N' key-value heads of D channels
 
@@ -133,9 +133,9 @@ def runs_of(documents: Sequence[int]) -> list[Run]:
     return found
 
 
-def _pack(pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+def _pack(runs: Sequence[Run], key_BNCD: Tensor, value_BNCD: Tensor) -> Tensor:
     """Keys and values of all runs in one flat tensor, which travels as one message."""
-    return torch.cat([states.flatten() for pair in pairs for states in pair])
+    return torch.cat([run.cut(states).flatten() for run in runs for states in (key_BNCD, value_BNCD)])
 
 
 def _unpack(flat_X: Tensor, like: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
@@ -190,9 +190,9 @@ class _RingAttention(torch.autograd.Function):
         implementation: str,
     ) -> Tensor:
         runs = runs_of(documents)
-        queries = [run.cut(query_BNCD) for run in runs]
-        own = _pack([(run.cut(key_BNCD), run.cut(value_BNCD)) for run in runs])
-        outputs, lses = _forward(ring, queries, own, [run.cut(key_BNCD) for run in runs], implementation)
+        queries, keys = ([run.cut(states) for run in runs] for states in (query_BNCD, key_BNCD))
+        # No name for what travels, here or below: it would be kept until the last step.
+        outputs, lses = _forward(ring, queries, _pack(runs, key_BNCD, value_BNCD), keys, implementation)
         output_BNCD = torch.empty_like(query_BNCD)
         for run, output in zip(runs, outputs, strict=True):
             run.put(output.to(query_BNCD.dtype), output_BNCD)
@@ -209,8 +209,7 @@ class _RingAttention(torch.autograd.Function):
             for run, lse in zip(runs, lses, strict=True)
         ]
         keys = [run.cut(key_BNCD) for run in runs]
-        own = _pack([(key, run.cut(value_BNCD)) for key, run in zip(keys, runs, strict=True)])
-        query_grads, flat_X = _backward(ring, at_home, own, keys, ctx.implementation)
+        query_grads, flat_X = _backward(ring, at_home, _pack(runs, key_BNCD, value_BNCD), keys, ctx.implementation)
         found = tuple(torch.empty_like(states) for states in (query_BNCD, key_BNCD, value_BNCD))
         for run, query_grad, pair in zip(runs, query_grads, _unpack(flat_X, keys), strict=True):
             for pieces, whole in zip((query_grad, *pair), found, strict=True):
@@ -228,21 +227,33 @@ def _forward(
     for step in range(ring.size):
         moving = ring.pass_on(flat_X, KEYS) if step + 1 < ring.size else None
         block = _Block.of(ring.rank, ring.source(step))
-        for query, output, lse, (key, value) in zip(queries, outputs, lses, _unpack(flat_X, like), strict=True):
-            more, more_lse = attend_block(
-                _joined(query[:, :, block.queries]),
-                _joined(key[:, :, block.keys]),
-                _joined(value[:, :, block.keys]),
-                causal=block.causal,
-                implementation=implementation,
-            )
-            seen, seen_lse = output[:, :, block.queries], lse[:, :, block.queries]
-            merged, merged_lse = merge(seen, seen_lse, more.to(wide).view_as(seen), more_lse.reshape(seen_lse.shape))
-            seen.copy_(merged)
-            seen_lse.copy_(merged_lse)
+        _attend(block, queries, _unpack(flat_X, like), outputs, lses, implementation)
         if moving is not None:
             flat_X = moving.wait()
     return outputs, lses
+
+
+def _attend(
+    block: _Block,
+    queries: list[Tensor],
+    states: list[tuple[Tensor, Tensor]],
+    outputs: list[Tensor],
+    lses: list[Tensor],
+    implementation: str,
+) -> None:
+    """Take one block of keys and values into the outputs and log-sum-exps of all runs, in place."""
+    for query, output, lse, (key, value) in zip(queries, outputs, lses, states, strict=True):
+        more, more_lse = attend_block(
+            _joined(query[:, :, block.queries]),
+            _joined(key[:, :, block.keys]),
+            _joined(value[:, :, block.keys]),
+            causal=block.causal,
+            implementation=implementation,
+        )
+        seen, seen_lse = output[:, :, block.queries], lse[:, :, block.queries]
+        merged, merged_lse = merge(seen, seen_lse, more.to(seen.dtype).view_as(seen), more_lse.reshape(seen_lse.shape))
+        seen.copy_(merged)
+        seen_lse.copy_(merged_lse)
 
 
 class _AtHome(NamedTuple):
@@ -265,21 +276,7 @@ def _backward(
         moving = ring.pass_on(flat_X, KEYS) if step + 1 < ring.size else None
         block = _Block.of(ring.rank, ring.source(step))
         here_X = torch.zeros_like(flat_X, dtype=wide)
-        pairs = zip(at_home, query_grads, _unpack(flat_X, like), _unpack(here_X, like), strict=True)
-        for run, query_grad, states, grads in pairs:
-            found = attend_block_backward(
-                *(_joined(part[:, :, block.queries]) for part in (run.grad, run.query)),
-                *(_joined(part[:, :, block.keys]) for part in states),
-                _joined(run.output[:, :, block.queries]),
-                run.lse[:, :, block.queries].flatten(2),
-                causal=block.causal,
-                implementation=implementation,
-            )
-            query_part = query_grad[:, :, block.queries]
-            query_part += found[0].reshape(query_part.shape)
-            for grad, more in zip(grads, found[1:], strict=True):
-                part = grad[:, :, block.keys]
-                part += more.reshape(part.shape)
+        _find_gradients(block, at_home, query_grads, _unpack(flat_X, like), _unpack(here_X, like), implementation)
         # What the ranks before have found for these keys has been under way meanwhile.
         here_X = here_X if returning is None else here_X.add_(returning.wait())
         returning = ring.pass_on(here_X, GRADIENTS)
@@ -287,3 +284,28 @@ def _backward(
             flat_X = moving.wait()
     assert returning is not None, "a ring has at least one rank"
     return query_grads, returning.wait()
+
+
+def _find_gradients(
+    block: _Block,
+    at_home: list[_AtHome],
+    query_grads: list[Tensor],
+    states: list[tuple[Tensor, Tensor]],
+    grads: list[tuple[Tensor, Tensor]],
+    implementation: str,
+) -> None:
+    """Add one block's gradients of queries, keys and values of all runs, in place."""
+    for run, query_grad, pair, pair_grads in zip(at_home, query_grads, states, grads, strict=True):
+        found = attend_block_backward(
+            *(_joined(part[:, :, block.queries]) for part in (run.grad, run.query)),
+            *(_joined(part[:, :, block.keys]) for part in pair),
+            _joined(run.output[:, :, block.queries]),
+            run.lse[:, :, block.queries].flatten(2),
+            causal=block.causal,
+            implementation=implementation,
+        )
+        query_part = query_grad[:, :, block.queries]
+        query_part += found[0].reshape(query_part.shape)
+        for grad, more in zip(pair_grads, found[1:], strict=True):
+            part = grad[:, :, block.keys]
+            part += more.reshape(part.shape)

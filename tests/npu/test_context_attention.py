@@ -27,3 +27,8 @@ def test_blocks_run_the_fused_kernel(device, count):
         found = attend_block(query, key, value, causal=True, implementation="flash")
         attend_block_backward(grad, query, key, value, *found, causal=True, implementation="flash")
     assert counted.calls["npu_fusion_attention"] == counted.calls["npu_fusion_attention_grad"] == 1
+
+
+def test_statistics_of_16_bit_states_are_fp32(device):
+    query, key, value, _ = (states.bfloat16().to(device) for states in inputs_of(documents_of("length7")).values())
+    assert attend_block(query, key, value, causal=True, implementation="flash")[1].dtype == torch.float32

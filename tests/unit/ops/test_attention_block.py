@@ -58,6 +58,13 @@ def test_the_two_laws_agree_on_one_row():
 
 
 @KERNELS
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_statistics_of_16_bit_states_are_fp32(dtype, kernel, device):
+    query, key, value = (states.to(dtype).to(device) for states in (QUERY, KEY, VALUE))
+    assert attend_block(query, key, value, causal=True, implementation=kernel)[1].dtype == torch.float32
+
+
+@KERNELS
 def test_a_causal_block_must_be_square(kernel):
     """Kernels differ on which corner they count from."""
     with pytest.raises(AssertionError, match=r"must be square, not \[7, 4\]"):

@@ -1,74 +1,38 @@
 """Attention over ranks as threads: any lengths, documents and degrees give what the law says of the whole."""
 
 import threading
-from queue import SimpleQueue
 
 import pytest
 import torch
-import torch.distributed as dist
-from context_cases import HEADS, documents, inputs_of, law_of_documents, run_part, whole_of
+from context_cases import HEADS, SHARED, documents, inputs_of, law_of_documents, run_part, whole_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thread_cases import ThreadContext, ThreadRing, boxes_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from glmv.ops.documents import document_ids
 from glmv.parallel import ring
-from glmv.parallel.context_parallel import ContextParallel
-from glmv.parallel.dispatch import Traffic
-from glmv.parallel.ring import Ring
 from glmv.parallel.sequence import Degrees
-from glmv.parallel.ulysses import Ulysses, head_fault
+from glmv.parallel.ulysses import head_fault
 from glmv.verify.testing.threads import run_ranks
 
 degrees = st.builds(Degrees, st.sampled_from([1, 2, 3, 4]), st.sampled_from([1, 2, 4])).filter(lambda d: 1 < d.size < 9)
 kernels = st.sampled_from(["eager", "sdpa", "flash"])
-
-
-class Letterbox:
-    """What comes to a rank from its neighbour; threads have no point-to-point transport."""
-
-    def __init__(self, box, leaving):
-        self.box, self.leaving = box, leaving
-
-    def wait(self):
-        return self.box.get(timeout=20)
-
-
-class ThreadRing(Ring):
-    """A ring whose ranks are threads."""
-
-    def __init__(self, rank, size, boxes):
-        self.rank, self.size, self.boxes, self.traffic = rank, size, boxes, Traffic()
-
-    def pass_on(self, leaving, tag):
-        self.boxes[(self.rank + 1) % self.size, tag].put(leaving.clone())
-        self.traffic.bytes += leaving.numel() * leaving.element_size()
-        return Letterbox(self.boxes[self.rank, tag], leaving)
-
-
-class ThreadContext(ContextParallel):
-    """Ranks that share a sequence, all of them in this process."""
-
-    def __init__(self, degrees, rank, boxes):
-        self.degrees, self.rank, self.partition = degrees, rank, None
-        ring_rank, ulysses_rank = degrees.place(rank)
-        groups = [dist.new_group([*range(n * degrees.ulysses, (n + 1) * degrees.ulysses)]) for n in range(degrees.ring)]
-        self.ulysses = Ulysses(groups[ring_rank]) if degrees.ulysses > 1 else None
-        self.ring = ThreadRing(ring_rank, degrees.ring, boxes[ulysses_rank]) if degrees.ring > 1 else None
+OF_RING_RANK_1 = torch.tensor([0, 0, 1, 1, 1, 1, 0, 0]).double()
 
 
 def has_tokens(document_BS):
     return bool((document_BS >= 0).any())
 
 
-def attend(document_BS, degrees, kernel, given):
+def attend(document_BS, degrees, kernel, given, dtype=torch.float64):
     """Output and gradients of all ranks, put together; and what each has sent."""
-    boxes = [{(r, tag): SimpleQueue() for r in range(degrees.ring) for tag in (0, 1)} for _ in range(degrees.ulysses)]
+    boxes = boxes_of(degrees)
 
     def rank_of(rank):
         own = ThreadContext(degrees, rank, boxes)
-        said = run_part(own, document_BS, given, torch.float64, kernel)
+        said = run_part(own, document_BS, given, dtype, kernel)
         return said, *(0 if part is None else part.traffic.bytes for part in (own.ring, own.ulysses))
 
     parts, ring_bytes, ulysses_bytes = zip(*run_ranks(degrees.size, rank_of))
@@ -92,6 +56,32 @@ def test_padding_of_the_batch_changes_no_bit(degrees, kernel, left, right):
     more = {name: torch.nn.functional.pad(t, (0, 0, left, right), value=7) for name, t in given.items()}
     padded, *_ = attend(padded_BS, degrees, kernel, more)
     assert all(padded[name][:, :, left : left + 9].equal(states) for name, states in plain.items())
+
+
+def bf16_ring_of_equal_scores(kernel):
+    """All scores are 100, where the steps of bf16 are 0.5. Values are 0 on ring rank 0 and 1 on ring rank 1.
+
+    Only the last token's output has a gradient.
+    """
+    document_BS = document_ids(torch.ones(1, 8))
+    given = {name: torch.full_like(states, 5) for name, states in inputs_of(document_BS).items()}
+    given["value"] = OF_RING_RANK_1[:, None].expand_as(given["value"])
+    given["grad"] = (torch.arange(8) == 7)[:, None].expand_as(given["grad"]).double()
+    return attend(document_BS, Degrees(ring=2), kernel, given, torch.bfloat16)[0]
+
+
+@pytest.mark.parametrize("kernel", ["eager", "flash"])
+def test_blocks_of_a_bf16_ring_are_weighed_in_fp32(kernel):
+    output = bf16_ring_of_equal_scores(kernel)["output"]
+    means = OF_RING_RANK_1.cumsum(0) / torch.arange(1, 9)
+    assert output.equal(means.bfloat16()[:, None].expand_as(output))
+
+
+@pytest.mark.parametrize("kernel", ["eager", "flash"])
+def test_probabilities_of_a_bf16_ring_are_rebuilt_in_fp32(kernel):
+    """The last token gives each of eight values an eighth of its gradient, from each head that shares them."""
+    grad = bf16_ring_of_equal_scores(kernel)["value"]
+    assert grad.equal(torch.full_like(grad, HEADS / SHARED / 8))
 
 
 @pytest.mark.parametrize("degrees", [Degrees(2, 1), Degrees(4, 1), Degrees(3, 2)], ids=str)
@@ -126,7 +116,7 @@ def test_the_next_keys_are_under_way_while_a_block_is_computed(monkeypatch):
 
     monkeypatch.setattr(ThreadRing, "pass_on", noting("send", ThreadRing.pass_on))
     monkeypatch.setattr(ring, "attend_block", noting("block", ring.attend_block))
-    boxes = {(r, tag): SimpleQueue() for r in range(3) for tag in (0, 1)}
+    (boxes,) = boxes_of(Degrees(ring=3))
     states = inputs_of(document_ids(torch.ones(1, 6)))
 
     def rank_of(rank):
@@ -154,7 +144,7 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_ring_makes_nothing_larger_than_its_queries_or_two_of_its_keys(ranks):
     """Far less than scores: 256 places of a rank see up to 1024 keys."""
-    boxes = {(r, tag): SimpleQueue() for r in range(ranks) for tag in (0, 1)}
+    (boxes,) = boxes_of(Degrees(ring=ranks))
     states = inputs_of(document_ids(torch.ones(1, 256)))
 
     def rank_of(rank):

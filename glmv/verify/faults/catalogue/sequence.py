@@ -7,6 +7,7 @@ from glmv.verify.faults.fault import Fault
 WHOLE = "tests/distributed/test_context_parallel.py"
 ATTENTION = "tests/distributed/test_context_parallel_attention.py"
 THREADS = "tests/unit/parallel/test_ring_and_ulysses.py"
+MEMORY = "tests/unit/parallel/test_ring_memory.py"
 PARTS = "tests/unit/parallel/test_sequence.py"
 BLOCKS = "tests/unit/ops/test_attention_block.py"
 TOWER = "tests/unit/parallel/test_vision_parallel.py"
@@ -211,6 +212,38 @@ FAULTS: tuple[Fault, ...] = (
         sentence="A float64 model attends in fp32, and its exact budgets see it.",
         killers=(f"{ATTENTION}::test_two_ranks_attend_as_one[ring2-length37-flash-fp64]", GRID_RING),
         first=WRONG_ATTENTION,
+    ),
+    Fault(
+        id="ring-lse-in-the-models-dtype",
+        file="glmv/parallel/ring.py",
+        line="seen_lse.copy_(merged_lse)",
+        replacement="seen_lse.copy_(merged_lse.to(query.dtype))",
+        sentence="In bf16 a block counts up to a quarter too much or too little where scores are large.",
+        killers=(f"{THREADS}::test_blocks_of_a_bf16_ring_are_weighed_in_fp32[flash]",),
+    ),
+    Fault(
+        id="ring-saves-lse-in-the-models-dtype",
+        file="glmv/parallel/ring.py",
+        line="ctx.save_for_backward(query_BNCD, key_BNCD, value_BNCD, output_BNCD, *lses)",
+        replacement="ctx.save_for_backward(query_BNCD, key_BNCD, value_BNCD, output_BNCD, *(lse.to(query_BNCD.dtype).to(lse.dtype) for lse in lses))",
+        sentence="Going back, a bf16 ring takes probabilities that do not sum to 1.",
+        killers=(f"{THREADS}::test_probabilities_of_a_bf16_ring_are_rebuilt_in_fp32[flash]",),
+    ),
+    Fault(
+        id="block-lse-in-the-models-dtype",
+        file="glmv/ops/attention_block.py",
+        line="lse_BNS = scores_BNSK.logsumexp(-1)",
+        replacement="lse_BNS = scores_BNSK.logsumexp(-1).to(query_BNSD.dtype)",
+        sentence="Blocks of a bf16 ring are weighed by statistics of three digits.",
+        killers=(f"{BLOCKS}::test_statistics_of_16_bit_states_are_fp32[torch.bfloat16-eager]",),
+    ),
+    Fault(
+        id="ring-keeps-what-has-left",
+        file="glmv/parallel/ring.py",
+        line="query_grads, flat_X = _backward(ring, at_home, _pack(runs, key_BNCD, value_BNCD), keys, ctx.implementation)",
+        replacement="own_X = _pack(runs, key_BNCD, value_BNCD)\n        query_grads, flat_X = _backward(ring, at_home, own_X, keys, ctx.implementation)",
+        sentence="Each rank holds one block of keys and values more than it was promised to.",
+        killers=(f"{MEMORY}::test_backward_holds_a_gradient_of_queries_five_blocks_and_the_result_of_a_kernel",),
     ),
     Fault(
         id="ring-mask-off-by-one",
