@@ -147,6 +147,17 @@ def refusals_attention() -> list[tuple[str, Case, str]]:
         ),
         ("ends too soon", Case(tnd, {"actual_seq_qlen": [4, 6], "actual_seq_kvlen": [4, 7]}), "it has 7 tokens"),
         ("queries without keys", Case(tnd, packed([3, 4], [0, 7])), "with queries but without keys"),
+        (
+            "keys of a skipped batch",
+            Case(tnd, {"actual_seq_qlen": [7, 0], "actual_seq_kvlen": [3, 7]}),
+            "without queries at the end",
+        ),
+        ("too many sequences", Case(tnd, packed([7] + [0] * 2048, [7] + [0] * 2048)), "at most 2048 sequences"),
+        ("key and value heads differ", Case((q, k, q, 4, "BNSD")), "same number of heads"),
+        ("keys twice as wide", Case((q, torch.ones(2, 2, 5, 16), k, 4, "BNSD")), "must have the same D"),
+        ("mode 9", Case(fine, {"sparse_mode": 9, "atten_mask": mask}), "sparse_mode must be 0 to 8"),
+        ("statistics by head", Case(fine, {"softmax_layout": "NTD"}), "softmax_layout must be"),
+        ("drop mask", Case(fine, {"dropout_mask": q}), "dropout_mask="),
     ]
 
 
@@ -176,6 +187,7 @@ def refusals_attention_grad() -> list[tuple[str, Case, str]]:
         ("statistics without repeats", {"softmax_sum": row[..., :1]}, "must be (2, 4, 5, 8)"),
         ("output of another dtype", {"attention_in": q.half()}, "attention_in must have the query's dtype"),
         ("dropout", {"keep_prob": 0.5}, "keep_prob=0.5"),
+        ("output of another shape", {"attention_in": q[..., :4]}, "dy and attention_in must have the same shape"),
     ]
     return [(label, Case(fine.args, fine.kwargs | change), message) for label, change, message in changes]
 
@@ -221,4 +233,9 @@ def refusals_ring() -> list[tuple[str, Case, str]]:
         ("int32 lengths", Case(packed_row, tnd | {"actual_seq_qlen": torch.tensor([0, 5]).int()}), "int64"),
         ("no leading zero", Case(packed_row, ends), "must rise from 0 to 5"),
         ("narrow heads", Case((t[..., :32], tn, tn, t[..., :32], tn, tn), tnd), "a multiple of 64"),
+        ("unknown order", Case(fine, {"input_softmax_layout": "BNS"}), "'SBH' or 'TND', but got BNS"),
+        ("4-D output", Case((row, row, row, row, row, row)), "must be a 3D tensor, but got 4D"),
+        ("statistics of SBH", Case((t, *(tn[None],) * 2, t, *(tn[None],) * 2), tnd), "must be 3D when"),
+        ("statistics of more heads", Case((t, *(row[0],) * 2, t, *(row[0],) * 2), tnd), "do not fit attn_out"),
+        ("statistics of another batch", Case((out[:, :1], row, row, out[:, :1], row, row)), "do not fit attn_out"),
     ]

@@ -98,6 +98,8 @@ def refusals_rotary() -> list[tuple[str, Case, str]]:
         ("tables by sample, interleaved", Case((x, *(torch.ones(2, 1, 4, 8),) * 2, "interleave")), "does not fit x"),
         ("3-D tables", Case((x, table[0], table[0])), "does not fit x"),
         ("a matrix", Case((x, table, table, "half", torch.eye(8))), "rotate="),
+        ("float64 cos", Case((x, table.double(), table)), "cos not implemented for DT_DOUBLE"),
+        ("float64 sin", Case((x, table, table.double())), "sin not implemented for DT_DOUBLE"),
     ]
 
 

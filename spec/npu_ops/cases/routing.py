@@ -53,6 +53,7 @@ def refusals_permute() -> list[tuple[str, Case, str]]:
         ("513 experts per token", Case((tokens, torch.zeros(5, 513, dtype=torch.int64))), "at most 512"),
         ("negative index", Case((tokens, indices - 1)), "must lie in"),
         ("index beyond float32", Case((tokens, indices + 2**24)), "must lie in"),
+        ("too many indices", Case((tokens[:1].expand(2**23, 7), indices[:1, :2].expand(2**23, 2))), "at most 16777214"),
         ("drops more than there is", Case((tokens, indices, -16)), "drops too much"),
     ]
 
@@ -173,6 +174,9 @@ def refusals_gating() -> list[tuple[str, Case, str]]:
         ("renorm", Case((x, 2), {"renorm": 1}), "renorm must be 0"),
         ("unknown norm", Case((x, 2), {"norm_type": 2}), "norm_type must be 0 or 1"),
         ("ids", Case((x, 2), {"input_ids": torch.ones(3)}), "input_ids"),
+        ("too many experts", Case((torch.ones(1, 2049), 2)), "at most 2048 experts"),
+        ("unknown choice of groups", Case((x, 2), {"group_select_mode": 2}), "group_select_mode must be 0 or 1"),
+        ("more groups than there are", Case((x, 2), {"group_count": 2, "k_group": 3}), "k_group must be 1 to 2"),
     ]
 
 
@@ -194,4 +198,5 @@ def refusals_gating_backward() -> list[tuple[str, Case, str]]:
         ("int64 experts", Case((scores, grad, chosen.long())), "expertIdx not implemented for DT_INT64"),
         ("16-bit scores", Case((scores.half(), grad, chosen)), "x_norm not implemented for DT_FLOAT16"),
         ("shapes differ", Case((scores, grad[:2], chosen)), "same shape"),
+        ("float64 gradient", Case((scores, grad.double(), chosen)), "grad_y not implemented for DT_DOUBLE"),
     ]
