@@ -120,8 +120,7 @@ def _check_balance(config: ParallelConfig, features: FeaturesConfig) -> None:
 def _check_fused(experts: int, config: ParallelConfig, meshes: Meshes) -> None:
     if config.ep_plan.dispatcher != "mc2":
         return
-    dtype = config.fsdp_plan.param_dtype
-    if why := mc2.why_unsupported(meshes.ep.device_type, dtype, meshes.ep.size(), experts):
+    if why := mc2.why_not(meshes.ep, config.fsdp_plan.param_dtype, experts):
         raise ParallelError(f"parallel.ep_plan.dispatcher = mc2: {why}.\nUse alltoall, which computes the same.")
 
 

@@ -5,7 +5,7 @@
 
 Each is the other's way back: the backward pass of one runs the other, on the transposed weight. Neither operator has a
 gradient of its own.
-Source: op-plugin's documentation of both operators (Atlas A3).
+Source: op-plugin's documentation of both operators, and the checks of aclnnAlltoAllvGroupedMatMul on the host.
 """
 # Shapes: R rows that this rank routes, N rows that its experts get, H hidden, I intermediate, F = 2I, E experts, e
 # experts of a rank, P ranks, K contracted, M produced.
@@ -26,23 +26,35 @@ from glmv.ops.npu.library import torch_npu
 from glmv.ops.npu.swiglu import swiglu_of_halves
 from glmv.parallel.dispatch import AllToAll, local
 
-RANKS = (2, 4, 8, 16, 32, 64, 128, 256)
+RANKS = (2, 4, 8, 16, 32, 64, 128, 256)  # what torch_npu lets pass; CANN then looks at the chip, in the first step
+RANKS_OF_CHIPS = {"Ascend910B": (), "Ascend910_93": (8, 16, 32, 64, 128), "Ascend950": (2, 4, 8, 16, 32, 64)}
 MOST_EXPERTS, MOST_LOCAL_EXPERTS = 256, 32
 DTYPES = ("bf16", "fp16")
 
 
-def why_unsupported(device: str, dtype: str | None, ranks: int, experts: int) -> str | None:
+def why_not(mesh: DeviceMesh, dtype: str | None, experts: int) -> str | None:
+    """`why_unsupported` of the ranks of `mesh`, by the name of their chip."""
+    on_npus = mesh.device_type == "npu"
+    chip = torch.get_device_module("npu").get_device_name() if on_npus else ""
+    return why_unsupported(mesh.device_type, chip, dtype, mesh.size(), experts)
+
+
+def why_unsupported(device: str, chip: str, dtype: str | None, ranks: int, experts: int) -> str | None:
     """Why the fused exchange cannot run; None when it can.
 
     Args:
-        device: type of the ranks' devices.   dtype: compute dtype by its name in the config.
+        device: type of the ranks' devices.   chip: its name; one that `RANKS_OF_CHIPS` lacks is given `RANKS`.
+        dtype: compute dtype by its name in the config.
     """
     if device != "npu":
         return f"it is an operator of NPUs, and the ranks are on {device}"
     if dtype not in DTYPES:
         return f"it multiplies {' and '.join(DTYPES)}, and parallel.fsdp_plan.param_dtype = {dtype or 'null'}"
-    if ranks not in RANKS:
-        return f"parallel.expert_parallel_size = {ranks} is none of {', '.join(map(str, RANKS))}"
+    taken = next((taken for name, taken in RANKS_OF_CHIPS.items() if chip.startswith(name)), RANKS)
+    if not taken:
+        return f"{chip} does not have it; Atlas A3 does"
+    if ranks not in taken:
+        return f"parallel.expert_parallel_size = {ranks} is none of {', '.join(map(str, taken))} on {chip}"
     if experts > MOST_EXPERTS or experts // ranks > MOST_LOCAL_EXPERTS:
         return f"{experts} experts on {ranks} ranks are more than {MOST_EXPERTS}, or {MOST_LOCAL_EXPERTS} on a rank"
     return None
@@ -77,9 +89,19 @@ class Mc2(AllToAll):
         self, rows_RH: Tensor, counts_E: Tensor, gate_up_eHF: Tensor, down_eIH: Tensor, *, kernels: Kernels
     ) -> Tensor:
         """Collective: see `Dispatcher`."""
+        routed = len(rows_RH)
+        if routed == 0:
+            rows_RH, counts_E = self._one_row(rows_RH, counts_E)
         channel = self._channel(counts_E)
         hidden_NF = _SendAndMultiply.apply(rows_RH.contiguous(), local(gate_up_eHF), channel, self)
-        return _MultiplyAndReturn.apply(swiglu_of_halves(hidden_NF), local(down_eIH), channel, self)
+        output_RH = _MultiplyAndReturn.apply(swiglu_of_halves(hidden_NF), local(down_eIH), channel, self)
+        return output_RH if routed else output_RH[:0]
+
+    def _one_row(self, rows_0H: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor]:
+        """Zeros for this rank's own first expert: the operators refuse a rank that routes no row at all."""
+        counts_E = counts_E.clone()
+        counts_E[self.rank * (len(counts_E) // self.size)] += 1
+        return torch.cat([rows_0H, rows_0H.new_zeros(1, rows_0H.shape[1])]), counts_E
 
     def _channel(self, counts_E: Tensor) -> Channel:
         """Tell each rank its counts. The layer's only synchronisation of host and device."""

@@ -1,6 +1,8 @@
 """Expert parallel exchange fused with the experts' product, both ways.
 
-Source: op-plugin's documentation and tests of npu_alltoallv_gmm and npu_gmm_alltoallv (Atlas A3).
+Source: op-plugin's documentation, checks and tests of npu_alltoallv_gmm and npu_gmm_alltoallv, and the checks of
+aclnnAlltoAllvGroupedMatMul on the host (Atlas A3). That code also narrows the numbers of ranks by chip, and in some
+releases refuses less than 2 MB between two ranks; neither is described here.
 """
 
 # Shapes: W ranks, E experts per rank, A rows sent, R rows received, K contracted, N columns.
@@ -148,16 +150,20 @@ def exchange_all(rows: Sequence[Tensor], sent: Sequence[list[int]]) -> list[Tens
 
 def refuse_alltoallv_gmm(call: Call) -> None:
     """What npu_alltoallv_gmm refuses."""
-    refuse_exchange("npu_alltoallv_gmm", call)
+    refuse_exchange("npu_alltoallv_gmm", call, routed=call.send_counts)
 
 
 def refuse_gmm_alltoallv(call: Call) -> None:
     """What npu_gmm_alltoallv refuses."""
-    refuse_exchange("npu_gmm_alltoallv", call)
+    refuse_exchange("npu_gmm_alltoallv", call, routed=call.recv_counts)
 
 
-def refuse_exchange(operator: str, call: Call) -> None:
-    """What both refuse."""
+def refuse_exchange(operator: str, call: Call, routed: list[int]) -> None:
+    """What both refuse.
+
+    Args:
+        routed: counts of the rows that this rank routes to experts. (Its own experts may be given none.)
+    """
     refuse_undescribed(
         operator,
         send_counts_tensor=call.send_counts_tensor,
@@ -178,6 +184,7 @@ def refuse_exchange(operator: str, call: Call) -> None:
         counts = getattr(call, name)
         fits = len(counts) == experts * ranks and min(counts) >= 0
         refuse_if(not fits, f"{operator}: {name} must be {experts * ranks} counts, experts times ranks")
+    refuse_if(sum(routed) == 0, f"{operator}: BSK should be in (0, 52428800), but got 0.")
     sent = sum(call.send_counts)
     refuse_if(sent != x.size(0), f"{operator}: send_counts add up to {sent}, gmm_x has {x.size(0)} rows")
     contracted = weight.size(2 if call.trans_gmm_weight else 1)

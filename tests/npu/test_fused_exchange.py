@@ -5,14 +5,18 @@ import torch
 from dispatch_cases import EXPERTS, HIDDEN, draw_layer, gather_whole, run_part
 from torch.distributed.device_mesh import init_device_mesh
 
-from glmv.parallel.mc2 import Mc2, why_unsupported
+from glmv.parallel.mc2 import Mc2, why_not, why_unsupported
 
 BF16 = torch.bfloat16
+A2, A3, NEXT = "Ascend910B3", "Ascend910_9382", "Ascend950PR_9579"
 
 
 @pytest.fixture(scope="module")
 def mesh(process):
-    return init_device_mesh(process.device.type, (process.world_size,), mesh_dim_names=("ep",))
+    mesh = init_device_mesh(process.device.type, (process.world_size,), mesh_dim_names=("ep",))
+    if why := why_not(mesh, "bf16", EXPERTS):
+        pytest.skip(f"mc2: {why}")
+    return mesh
 
 
 @pytest.mark.world_size(2)
@@ -36,21 +40,26 @@ def test_it_sends_the_rows_of_alltoall(mesh, process):
 
 
 @pytest.mark.world_size(2)
-def test_its_operators_are_called_once_each_way(mesh, count):
+@pytest.mark.parametrize("case", ["uneven", "rank_1_has_nothing"])
+def test_its_operators_are_called_once_each_way(case, mesh, count):
     with count() as counted:
-        run_part(draw_layer("uneven", 2), Mc2(mesh), mesh, BF16, grouped=True)
+        run_part(draw_layer(case, 2), Mc2(mesh), mesh, BF16, grouped=True)
     assert counted.calls["npu_alltoallv_gmm"] == counted.calls["npu_gmm_alltoallv"] == 2
 
 
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
-        (("npu", "bf16", 2, 12), None),
-        (("cpu", "bf16", 2, 12), "the ranks are on cpu"),
-        (("npu", "fp32", 2, 12), "param_dtype = fp32"),
-        (("npu", None, 2, 12), "param_dtype = null"),
-        (("npu", "bf16", 3, 12), "expert_parallel_size = 3 is none of 2, 4"),
-        (("npu", "bf16", 2, 128), "128 experts on 2 ranks"),
+        (("npu", A3, "bf16", 8, 128), None),
+        (("npu", NEXT, "bf16", 2, 12), None),
+        (("cpu", "", "bf16", 2, 12), "the ranks are on cpu"),
+        (("npu", A3, "fp32", 8, 128), "param_dtype = fp32"),
+        (("npu", A3, None, 8, 128), "param_dtype = null"),
+        (("npu", A2, "bf16", 8, 128), "Ascend910B3 does not have it"),
+        (("npu", A3, "bf16", 2, 12), "expert_parallel_size = 2 is none of 8, 16, 32, 64, 128 on Ascend910_9382"),
+        (("npu", NEXT, "bf16", 128, 256), "expert_parallel_size = 128 is none of 2, 4, 8, 16, 32, 64"),
+        (("npu", "some chip", "bf16", 3, 12), "expert_parallel_size = 3 is none of 2, 4"),
+        (("npu", A3, "bf16", 8, 320), "320 experts on 8 ranks"),
     ],
     ids=str,
 )

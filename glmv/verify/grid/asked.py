@@ -10,12 +10,15 @@ from glmv.model.moe import Experts
 from glmv.parallel.balance import BalancedAllToAll
 from glmv.parallel.context_parallel import context_of
 from glmv.parallel.dispatch import AllGather, AllToAll
+from glmv.parallel.mc2 import Mc2
 from glmv.train.recompute import Recomputed
 from glmv.train.trainer import Trainer
 from glmv.verify.grid.cases import Case
 from glmv.verify.grid.machine import Watcher
 
-EXCHANGES = {"none": type(None), "alltoall": AllToAll, "allgather": AllGather, "balance": BalancedAllToAll}
+EXCHANGES = {
+    "none": type(None), "alltoall": AllToAll, "allgather": AllGather, "balance": BalancedAllToAll, "mc2": Mc2
+}  # fmt: skip
 
 
 def lacking(case: Case, trainer: Trainer) -> list[str]:

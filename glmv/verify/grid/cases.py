@@ -27,6 +27,8 @@ AXES: dict[str, tuple[str, ...]] = {
     "routing": ("even", "skewed"),
 }
 """Axes and their choices; `layouts` gives those of `experts`, which depend on the number of ranks."""
+NAMED = {"exchange": ("mc2",)}
+"""Choices that only a case asked for by its id makes: no set has them, because an NPU alone computes them, in bf16."""
 SEQUENCES = {"whole": (1, 1), "u2": (2, 1), "r2": (1, 2), "r4": (1, 4), "u2r2": (2, 2)}
 """Ulysses and ring degree of each choice of `sequence`."""
 
@@ -90,8 +92,10 @@ class Case:
     def fault(self) -> str:
         """Why this combination cannot be, or ""."""
         for name, choices in axes(self.ranks).items():
-            if getattr(self, name) not in choices:
-                return f"{name} = {getattr(self, name)} is none of {', '.join(choices)}"
+            if getattr(self, name) not in (known := (*choices, *NAMED.get(name, ()))):
+                return f"{name} = {getattr(self, name)} is none of {', '.join(known)}"
+        if self.exchange == "mc2" and self.dtype != "bf16":
+            return f"mc2 computes in bf16, not in {self.dtype}"
         return "" if _fits(vars(self), self.ranks) else "these choices exclude each other"
 
 

@@ -38,8 +38,8 @@ SOURCES: dict[str, Source] = {
     "npu_grouped_matmul": Source(
         products.draw_grouped_matmul, products.refusals_grouped_matmul, products.edges_grouped_matmul
     ),
-    "npu_alltoallv_gmm": Source(products.draw_alltoallv_gmm, products.refusals_exchange),
-    "npu_gmm_alltoallv": Source(products.draw_exchange, products.refusals_exchange),
+    "npu_alltoallv_gmm": Source(products.draw_alltoallv_gmm, products.refusals_exchange, products.edges_alltoallv_gmm),
+    "npu_gmm_alltoallv": Source(products.draw_exchange, products.refusals_exchange, products.edges_gmm_alltoallv),
     "npu_swiglu": Source(pointwise.draw_swiglu, pointwise.refusals_swiglu),
     "npu_swiglu_backward": Source(pointwise.draw_swiglu_backward, pointwise.refusals_swiglu_backward),
     "npu_rotary_mul": Source(pointwise.draw_rotary, pointwise.refusals_rotary, pointwise.edges_rotary),

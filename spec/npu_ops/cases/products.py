@@ -86,6 +86,9 @@ def refusals_grouped_matmul() -> list[tuple[str, Case, str]]:
         ("int32 group_list", by_rows(x, weight, counts, group_list=wrong_list), "DT_INT32"),
         ("no group_list", by_rows(x, weight, counts, group_list=None), "without group_list"),
         ("one count", by_rows(x, weight[:1], [6], group_list_type=1), "length of group_list cannot be 1"),
+        ("too many groups", by_rows(torch.ones(1025, 4), weight, [1] * 1025), "1 to 1024 elements"),
+        ("3-D rows", by_rows(x[None], weight, counts), "takes x [M, K] and weight [E, K, N]"),
+        ("two weights", Case(([x], [weight, weight]), by_rows(x, weight, counts).kwargs), "must be one tensor each"),
         ("2-D group_list", by_rows(x, weight, counts, group_list=torch.ones(3, 1).long()), "1-dimensional"),
         ("unknown list", by_rows(x, weight, counts, group_list_type=2), "group_list_type must be 0 or 1"),
         ("split_item 0", by_rows(x, weight, counts, split_item=0), "split_item must be 2 or 3"),
@@ -131,6 +134,22 @@ def draw_exchange(draw: Draw) -> Case:
     return Case((x, weight, "group", ranks, sent, received), kwargs)
 
 
+def edges_alltoallv_gmm() -> list[Case]:
+    """Experts that nobody chose."""
+    return [idle_exchange(sent=[1, 0, 2, 3], received=[0, 0, 0, 0], rows=6)]
+
+
+def edges_gmm_alltoallv() -> list[Case]:
+    """Experts that nobody chose: there is nothing to multiply, and products of other ranks' experts come back."""
+    return [idle_exchange(sent=[0, 0, 0, 0], received=[1, 0, 2, 3], rows=0)]
+
+
+def idle_exchange(sent: list[int], received: list[int], rows: int) -> Case:
+    """Two ranks of two experts each."""
+    x, weight = torch.ones(rows, 4).half(), torch.ones(2, 4, 5).half()
+    return Case((x, weight, "group", 2, sent, received), label="idle experts")
+
+
 def refusals_exchange() -> list[tuple[str, Case, str]]:
     """Calls that must be refused."""
     x, weight, counts = torch.ones(6, 4).half(), torch.ones(3, 4, 5).half(), [1, 1, 1, 1, 1, 1]
@@ -142,6 +161,11 @@ def refusals_exchange() -> list[tuple[str, Case, str]]:
         ("counts of ranks only", Case((*fine[:4], [3, 3], counts)), "send_counts must be 6 counts"),
         ("rows and counts differ", Case((x[:5], *fine[1:])), "send_counts add up to 6, gmm_x has 5 rows"),
         ("K differs", Case((x[:, :3], *fine[1:])), "K of gmm_x is 3, of gmm_weight 4"),
+        ("no rows", Case((x[:0], weight, "group", 2, [0] * 6, [0] * 6)), "BSK should be in (0, 52428800)"),
+        ("dtypes differ", Case((x, weight.bfloat16(), *fine[2:])), "but gmm_weight is"),
+        ("2-D weight", Case((x, weight[0], *fine[2:])), "gmm_weight 3"),
+        ("33 experts", Case((x, weight[:1].expand(33, 4, 5), *fine[2:])), "1 to 32 experts on a rank"),
+        ("384 experts", Case((x, weight, "group", 128, counts, counts)), "at most 256 experts in all"),
         ("counts on the device", Case(fine, {"send_counts_tensor": torch.ones(6)}), "send_counts_tensor"),
         ("half a shared product", Case(fine, {"mm_x": x}), "mm_x and mm_weight go together"),
     ]

@@ -47,6 +47,15 @@ def test_an_id_of_nothing_is_refused(id):
         Case.from_id(id)
 
 
+def test_a_case_that_only_npus_take_is_in_no_set():
+    """It is run by its name, in the dtype that the operators have."""
+    name = "2-fsdp-2x1x1-mc2-whole-logits-1-off-per_token_loss-nothing-even-bf16"
+    assert Case.from_id(name).exchange == "mc2"
+    assert all(case.exchange != "mc2" for case in every(2, "bf16"))
+    with pytest.raises(ValueError, match="names no case of the grid"):
+        Case.from_id(name.replace("bf16", "fp32"))
+
+
 def test_layouts_use_all_ranks():
     assert all(len(layouts(ranks)) == len({*layouts(ranks)}) for ranks in RANKS)
     for layout in layouts(8):
