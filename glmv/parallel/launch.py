@@ -20,7 +20,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 # How long a rank may print its stacks after SIGABRT.
-STACKS_S = 5.0
+STACKS_S = 15.0
 POLL_S = 0.02
 
 

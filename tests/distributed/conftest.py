@@ -20,7 +20,7 @@ def pytest_addoption(parser):
     )
 
 
-def start_ranks(*command: object, nproc: int, timeout_s: float = 120, cwd: Path | None = None) -> LaunchResult:
+def start_ranks(*command: object, nproc: int, timeout_s: float = 270, cwd: Path | None = None) -> LaunchResult:
     """Run `python COMMAND` on `nproc` ranks; a command that begins with a file of `workers/` runs that file."""
     first, *rest = map(str, command)
     script = HERE / "workers" / first
@@ -28,7 +28,8 @@ def start_ranks(*command: object, nproc: int, timeout_s: float = 120, cwd: Path 
     return launch(
         [str(script) if script.is_file() else first, *rest],
         nproc=nproc,
-        timeout_s=timeout_s,
+        timeout_s=timeout_s,  # before the test's own limit, so that the stacks of hanging ranks are seen
+        grace_s=60,  # a rank that fails like the others may be slower than they
         env={"PYTHONPATH": os.pathsep.join(filter(None, paths))},
         cwd=cwd,
     )

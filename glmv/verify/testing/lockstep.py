@@ -22,7 +22,7 @@ from glmv.verify.testing.rank import RANK
 # Where an object stands in memory is no part of the example.
 ADDRESS = re.compile(r"\b0x[0-9a-f]+")
 # How long a rank whose example failed waits for the others, which may hang in a collective that it never joined.
-PATIENCE_S = 1.0
+PATIENCE_S = 10.0
 
 
 class OtherRankFailedError(Exception):

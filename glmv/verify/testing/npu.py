@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import dataclass
 
 import pytest
 from _pytest.junitxml import xml_key
 
-# In a process of its own: this one never loads the NPU's package, so that its CPU tests stay as they are.
-PROBE = """
-import sys, torch
-from glmv.npu_package import why_not
-why_not() and sys.exit(why_not())
-print(torch.npu.device_count(), torch.npu.get_device_name(0))
-"""
-PROBE_S = 120
-
+from glmv import npu_package
 
 NPU = pytest.StashKey["Npu"]()
 
@@ -73,9 +63,8 @@ def announce(config: pytest.Config, npu: Npu) -> None:
 
 
 def _real_npu() -> Npu:
-    ended = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=PROBE_S, check=False)
-    if ended.returncode != 0:
-        last = ended.stderr.strip().splitlines()[-1:] or ["no message"]
-        return Npu(None, last[0])
-    count, _, name = ended.stdout.strip().splitlines()[-1].partition(" ")
-    return Npu(f"{count} x {name}")
+    # Another process is asked: this one never loads the NPU's package, so that its CPU tests stay as they are.
+    found = npu_package.probe()
+    if found.reason is None and found.count:
+        return Npu(f"{found.count} x {found.name}")
+    return Npu(None, found.reason or "torch_npu shows no device")

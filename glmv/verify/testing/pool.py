@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
 import signal
 import socket
 import sys
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,9 +25,10 @@ from glmv.verify.testing.stacks import Stalemate, dump, shortened, stands_in, wa
 from glmv.verify.testing.template import Spawner
 
 # For the first rank of a session the template has yet to import torch.
-START_S = 180.0
-# How long the others may go on once a rank is red: long enough to fail by themselves, if they do.
+START_S = 300.0
+# How long the others may go on once a rank is red: if they do nothing, and if they are on their way to fail themselves.
 GRACE_S = 2.0
+GRACE_AT_WORK_S = 20.0
 IDLE_S = 3.0
 CLOSE_S = 5.0
 POLL_S = 0.25
@@ -169,27 +172,30 @@ class Pool:
         shared = self.directory / f"shared{self._tests}"
         shared.mkdir()
         for member in self.members:
-            member.channel.send({"nodeid": nodeid, "next": following, "shared": str(shared)})
+            with contextlib.suppress(OSError):  # a rank that died since the last test: its template will tell
+                member.channel.send({"nodeid": nodeid, "next": following, "shared": str(shared)})
 
     def _watch(self, timeout_s: float | None, expected: list[str] | None) -> None:
         """Receive until every rank has told its end, or has to be ended."""
         deadline = time.monotonic() + (timeout_s or float("inf"))
-        grace: float | None = None
-        stalemate = Stalemate(IDLE_S)
+        red_since: float | None = None
+        stalemate = Stalemate()
         while not all(member.over for member in self.members):
             self._receive()
             self._compare_cases(expected)
-            now = time.monotonic()
-            if grace is None and any(member.told.problem or member.told.failure for member in self.members):
-                grace = now + GRACE_S
-            if grace is not None and now > grace:
+            waiting = [member for member in self.members if not member.over]
+            # This process serves the store through which ranks find each other.
+            pids = [os.getpid(), *(member.pid for member in waiting)]
+            idle_s, now = stalemate.idle_s(pids, without=threading.get_native_id()), time.monotonic()
+            if red_since is None and any(member.told.problem or member.told.failure for member in self.members):
+                red_since = now
+            grace_s = GRACE_S if idle_s > GRACE_S else GRACE_AT_WORK_S
+            if red_since is not None and now - red_since > grace_s:
                 return self._end_the_others("")
             if now > deadline:
                 return self._end_the_others(f"was not done after {timeout_s:g} s")
-            waiting = [member for member in self.members if not member.over]
-            if stalemate.idle([member.pid for member in waiting]):
-                stacks = self._stacks(waiting)
-                if all(map(waits_in, stacks)):
+            if idle_s > IDLE_S:
+                if all(map(waits_in, self._stacks(waiting))):
                     return self._end_the_others("will wait for ever")
                 stalemate.restart()
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,6 +55,8 @@ class Pools:
         return cases_of(item.nodeid, self._collected)
 
     def _start(self, kind: Kind, item: pytest.Item) -> Pool:
+        if kind.emulated:
+            _build_emulated_npu()
         directory = self._directory(f"ranks-{kind}")
         pool = Pool(kind, self.config, self._address(), directory, item.nodeid.partition("::")[0])
         self._pools[kind] = pool
@@ -80,3 +83,11 @@ class Pools:
         if self._template is not None:
             self._template.stop()
             os.environ.pop(ADDRESS, None)
+
+
+def _build_emulated_npu() -> None:
+    """Compile what ranks will load: that takes minutes on a busy machine, and their time to start is not for it."""
+    from glmv.verify.emulated_npu import EmulationError, build
+
+    with contextlib.suppress(EmulationError):  # a rank says it again, in the report of its test
+        build.cached_library()

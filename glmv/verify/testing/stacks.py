@@ -12,7 +12,14 @@ from pathlib import Path
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
 RUNNER = ("/_pytest/", "/pluggy/", "/glmv/verify/testing/")
 WAITS = ("/torch/distributed/", "/glmv/verify/testing/board")
-DUMP_S = 3.0
+# The last line of a whole dump: the outermost frame of the main thread, or the mark of a stack that is cut short.
+END = re.compile(r"^  (File .* in <module>|\.\.\.)\n\Z", re.MULTILINE)
+# Printing takes milliseconds of processor time, for which a rank may have to wait.
+DUMP_S = 10.0
+# A longer time between two looks is one in which this process, or the machine, stood still: it says nothing of others.
+LOOK_S = 0.5
+# Runs or wants to, waits for a disk (or for memory that is swapped out), has ended and will be told of.
+BUSY = "RDZ"
 
 
 def dump(pids: Sequence[int], files: Sequence[Path]) -> list[str]:
@@ -25,11 +32,10 @@ def dump(pids: Sequence[int], files: Sequence[Path]) -> list[str]:
             continue
     deadline = time.monotonic() + DUMP_S
     texts = _read(files, before)
-    while time.monotonic() < deadline and not all("most recent call first" in text for text in texts):
+    while time.monotonic() < deadline and not all(map(END.search, texts)):
         time.sleep(0.02)
         texts = _read(files, before)
-    time.sleep(0.02)  # for what is still being written
-    return _read(files, before)
+    return texts
 
 
 def _read(files: Sequence[Path], before: Sequence[int]) -> list[str]:
@@ -84,15 +90,15 @@ def stands_in(stack: str) -> str:
 
 
 def processor_ticks(pid: int, without: int | None = None) -> tuple[int, bool]:
-    """Processor time that the threads of a process have used, and whether one of them wants to run right now.
+    """Processor time that the threads of a process have used, and whether one of them is `BUSY` right now.
 
     Args:
         without: a thread that does not count.
     """
-    total, runnable = 0, False
+    total, busy = 0, False
     try:
         threads = os.listdir(f"/proc/{pid}/task")
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return 0, False
     for thread in threads:
         if thread == str(without):
@@ -101,31 +107,35 @@ def processor_ticks(pid: int, without: int | None = None) -> tuple[int, bool]:
             fields = Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        runnable = runnable or fields[0] in "RD"
+        busy = busy or fields[0] in BUSY
         total += int(fields[11]) + int(fields[12])
-    return total, runnable
+    return total, busy
 
 
 class Stalemate:
     """Sees that ranks wait for each other in collectives that will never come to an end.
 
     The sign: for some seconds no rank has used the processor or wanted to, and the stacks of all stand in collectives.
-    Ranks that wait for one which computes, sleeps or waits for a child process are none.
+    Ranks that wait for one which computes, sleeps or waits for a child process are none. Neither are ranks on a machine
+    that is too busy for them, or that stood still itself: what counts are the looks at which all were seen idle.
     """
 
-    def __init__(self, idle_s: float) -> None:
-        self.idle_s = idle_s
+    def __init__(self) -> None:
         self._ticks: list[int] = []
-        self._since = time.monotonic()
+        self._idle_s = 0.0
+        self._looked = time.monotonic()
 
-    def idle(self, pids: Sequence[int], without: int | None = None) -> bool:
-        """Whether none of these processes has done anything for `idle_s` seconds. Ask a few times a second."""
+    def idle_s(self, pids: Sequence[int], without: int | None = None) -> float:
+        """For how many seconds none of these processes has been seen to do anything. Ask a few times a second."""
         seen = [processor_ticks(pid, without) for pid in pids]
-        ticks = [used for used, _ in seen]
-        if ticks != self._ticks or any(runnable for _, runnable in seen):
-            self._ticks, self._since = ticks, time.monotonic()
-        return bool(pids) and time.monotonic() - self._since >= self.idle_s
+        ticks, now = [used for used, _ in seen], time.monotonic()
+        if ticks != self._ticks or any(busy for _, busy in seen):
+            self._idle_s = 0.0
+        else:
+            self._idle_s += min(now - self._looked, LOOK_S)
+        self._ticks, self._looked = ticks, now
+        return self._idle_s
 
     def restart(self) -> None:
         """Begin to count anew."""
-        self._since = time.monotonic()
+        self._idle_s = 0.0

@@ -54,7 +54,7 @@ class Server:
                 if key.fileobj is self.listener:
                     self.selector.register(self.listener.accept()[0], selectors.EVENT_READ)
                 elif key.fileobj == self.owner:
-                    self._kill(list(self.ranks))
+                    self._end(list(self.ranks))
                     signal.set_wakeup_fd(-1)
                     return None
                 elif key.fileobj is self.woken:
@@ -94,19 +94,24 @@ class Server:
                 return
             client, rank = self.ranks.pop(pid)
             # What the rank started and left behind is in its process group.
-            self._kill([pid])
+            self._kill_group(pid)
             self._tell(client, {"rank": rank, "exit_code": os.waitstatus_to_exitcode(status)})
 
     def _forget(self, client: socket.socket) -> None:
         self.selector.unregister(client)
         client.close()
-        self._kill([pid for pid, (asked_by, _) in self.ranks.items() if asked_by is client])
+        self._end([pid for pid, (asked_by, _) in self.ranks.items() if asked_by is client])
+
+    def _end(self, pids: list[int]) -> None:
+        """Kill ranks that have not been reaped yet, with all that they started."""
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)  # one that was just forked may not lead a process group yet
+            self._kill_group(pid)
 
     @staticmethod
-    def _kill(pids: list[int]) -> None:
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
+    def _kill_group(pid: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
 
     @staticmethod
     def _tell(client: socket.socket, message: dict[str, int]) -> None:

@@ -15,13 +15,15 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 Result = TypeVar("Result")
+# How long ranks that were given up may take to leave their collective.
+WAKE_S = 30.0
 
 
 class ThreadRankError(Exception):
     """A rank failed; its own exception is the cause."""
 
 
-def run_ranks(world_size: int, function: Callable[[int], Result], timeout_s: float = 30.0) -> list[Result]:
+def run_ranks(world_size: int, function: Callable[[int], Result], timeout_s: float = 120.0) -> list[Result]:
     """Run `function(rank)` on every rank, within a process group of threads.
 
     Args:
@@ -72,8 +74,9 @@ def _run_threads(threads: list[threading.Thread], timeout_s: float) -> list[int]
     hanging = [index for index, thread in enumerate(threads) if thread.is_alive()]
     if hanging:
         _wake_the_others(TimeoutError("another rank did not come"))
+        deadline = time.monotonic() + WAKE_S
         for thread in threads:
-            thread.join(1.0)
+            thread.join(max(0.0, deadline - time.monotonic()))
     return hanging
 
 

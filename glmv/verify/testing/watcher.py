@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 POLL_S = 0.25
 # A rank whose watcher says nothing for so long is lost; a launcher usually tells sooner.
 SILENCE_S = 60.0
-STACKS_S = 3.0
+# How long rank 0 waits for the others to say where they stand. A launcher that ends ranks gives them 30 s.
+STACKS_S = 10.0
 
 
 class Watcher(threading.Thread):
@@ -42,7 +43,7 @@ class Watcher(threading.Thread):
         self.running = False
         self.deadline: float | None = None
         self.stopped = False
-        self._stalemate = Stalemate(IDLE_S)
+        self._stalemate = Stalemate()
         self._grace: float | None = None
         self._said = ""
         self._all_wait_since: float | None = None
@@ -89,8 +90,8 @@ class Watcher(threading.Thread):
             os._exit(1)
 
     def _look(self) -> None:
-        idle = self._stalemate.idle([os.getpid()], without=threading.get_native_id())
-        waits = waits_in(self._stack()) if idle else ""
+        idle_s = self._stalemate.idle_s([os.getpid()], without=threading.get_native_id())
+        waits = waits_in(self._stack()) if idle_s > IDLE_S else ""
         if waits != self._said:
             self._said = waits
             self.board.put(f"{self.test}/waits/{self.rank}", waits)
