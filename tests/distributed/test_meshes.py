@@ -26,4 +26,4 @@ def test_no_threads_are_added_by_asking_again(process):
     before = threads()
     for _ in range(3):
         build_meshes(SPREAD, process)
-    assert threads() == before
+    assert threads() <= before

@@ -11,7 +11,7 @@ from glmv.checkpoint.ahead import run_ahead
 def test_results_come_in_order(monkeypatch):
     monkeypatch.setattr(ahead, "WORKERS", 3)
     last = threading.Event()
-    jobs = [lambda: last.wait(10), lambda: "second", lambda: last.set() or "third"]
+    jobs = [lambda: last.wait(120), lambda: "second", lambda: last.set() or "third"]
     assert list(run_ahead(jobs)) == [True, "second", "third"]
 
 

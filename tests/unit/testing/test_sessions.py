@@ -2,29 +2,13 @@
 
 import os
 import signal
-import time
-from pathlib import Path
 
 import pytest
+from processes import PATIENCE_S, eventually, is_running
 
 from glmv.verify.testing.template import ADDRESS
 
 pytestmark = pytest.mark.multirank
-SOON_S = 60
-
-
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # the second: it ended between open and read
-        return False
-
-
-def eventually(condition):
-    deadline = time.monotonic() + SOON_S
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return condition()
 
 
 def ranks_of(directory):
@@ -41,7 +25,7 @@ def test_ranks_of_several_numbers_serve_one_session(sessions):
 
 def test_two_sessions_at_once_do_not_meet(sessions):
     both = [sessions.start("green.py", "-q") for _ in range(2)]
-    printed = [process.communicate()[0] for process in both]
+    printed = [sessions.wait(process) for process in both]
     assert [process.returncode for process in both] == [0, 0], printed
 
 
@@ -61,9 +45,9 @@ def test_a_session_without_a_template_starts_and_ends_its_own(sessions, tmp_path
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=lambda number: number.name)
 def test_ranks_end_with_their_session_however_that_ends(number, sessions, tmp_path):
     process = sessions.start("green.py", "-k", "for_ever", PIDS=str(tmp_path), FOR_EVER="1")
-    assert eventually((tmp_path / "waiting").exists)
+    assert eventually(lambda: len(list(tmp_path.glob("waiting-*"))) == 2)
     os.kill(process.pid, number)
-    process.communicate(timeout=SOON_S)
+    process.communicate(timeout=PATIENCE_S)
     assert len(ranks_of(tmp_path)) == 2
     assert eventually(lambda: not any(map(is_running, ranks_of(tmp_path))))
 

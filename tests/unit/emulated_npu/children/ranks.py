@@ -22,7 +22,7 @@ NPU = torch.device("npu", RANK)
 torch.npu.set_device(NPU)
 store = dist.FileStore(str(DIRECTORY / "store"), SIZE)
 dist.init_process_group(
-    "cpu:gloo,npu:hccl", store=store, rank=RANK, world_size=SIZE, timeout=datetime.timedelta(seconds=60)
+    "cpu:gloo,npu:hccl", store=store, rank=RANK, world_size=SIZE, timeout=datetime.timedelta(seconds=240)
 )
 
 

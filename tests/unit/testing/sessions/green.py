@@ -71,5 +71,5 @@ def test_directories_of_fixtures(directory_of_all):
 @pytest.mark.skipif("FOR_EVER" not in os.environ, reason="only for a session that is to be killed")
 @pytest.mark.world_size(2)
 def test_for_ever():
-    (Path(os.environ["PIDS"]) / "waiting").touch()
+    (Path(os.environ["PIDS"]) / f"waiting-{os.getpid()}").touch()
     time.sleep(3600)
