@@ -65,18 +65,20 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.config.stash[POOLS].collected(item)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Say for every item on how many ranks of which kind it runs."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_finish(session: pytest.Session) -> Iterator[None]:
+    """Say for every item on how many ranks of which kind it runs; the NPU first of all, for it is in the header."""
     config = session.config
     if POOLS not in config.stash:
-        return
+        return (yield)
     if any(item.get_closest_marker("npu") for item in session.items):
         announce(config, choose_npu(config.getoption("--npu")))
+    result = yield
     for item in session.items:
         if (kind := kind_of(item)) is not None:
             item.stash[KIND] = kind
     config.stash[POOLS].plan(session.items)
+    return result
 
 
 @pytest.hookimpl(tryfirst=True)

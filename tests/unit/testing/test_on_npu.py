@@ -23,6 +23,12 @@ def test_the_emulated_npu_serves_its_tests_and_is_announced(workers, sessions, w
     assert session.properties == {"npu": "EMULATED (contract operators on host memory)"}
 
 
+def test_the_npu_is_named_before_the_first_test_and_behind_the_last(sessions, without_hardware):
+    header, _, summary = sessions.run("on_npu.py", "--npu", "emulated").printed.partition("on_npu.py ")
+    assert EMULATED in header
+    assert EMULATED in summary
+
+
 def test_nothing_is_said_of_an_npu_that_no_test_asks_for(sessions):
     session = sessions.run("on_npu.py", "-k", "none")
     assert "npu:" not in session.printed
