@@ -7,6 +7,7 @@ from glmv.verify.faults.fault import Fault
 WHOLE = "tests/distributed/test_context_parallel.py"
 ATTENTION = "tests/distributed/test_context_parallel_attention.py"
 THREADS = "tests/unit/parallel/test_ring_and_ulysses.py"
+ON_CUDA = "tests/unit/ops/test_attention_block_on_cuda.py"
 MEMORY = "tests/unit/parallel/test_ring_memory.py"
 PARTS = "tests/unit/parallel/test_sequence.py"
 BLOCKS = "tests/unit/ops/test_attention_block.py"
@@ -228,6 +229,22 @@ FAULTS: tuple[Fault, ...] = (
         replacement="ctx.save_for_backward(query_BNCD, key_BNCD, value_BNCD, output_BNCD, *(lse.to(query_BNCD.dtype).to(lse.dtype) for lse in lses))",
         sentence="Going back, a bf16 ring takes probabilities that do not sum to 1.",
         killers=(f"{THREADS}::test_probabilities_of_a_bf16_ring_are_rebuilt_in_fp32[flash]",),
+    ),
+    Fault(
+        id="cuda-block-lse-with-gaps",
+        file="glmv/ops/attention_block.py",
+        line="lse_BNS.contiguous(),",
+        replacement="lse_BNS,",
+        sentence="On a GPU the kernel reads the statistics of the early chunk where those of the late one are meant.",
+        killers=(f"{ON_CUDA}::test_backward_gets_what_the_kernel_reads_as_plain_memory",),
+    ),
+    Fault(
+        id="cuda-block-of-as-many-queries-as-keys",
+        file="glmv/ops/attention_block.py",
+        line="query_BNSD.shape[2],",
+        replacement="key_BNKD.shape[2],",
+        sentence="On a GPU late queries get no gradient, or one from behind their end, where a block is not square.",
+        killers=(f"{ON_CUDA}::test_backward_says_the_same_in_its_own_order[early_keys]",),
     ),
     Fault(
         id="block-lse-in-the-models-dtype",
