@@ -7,10 +7,23 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import HealthCheck, settings
 from torch import Tensor
 
 from glmv.verify.judge import judge as judge_by_law
 from spec.numerics import Policy
+
+# Every run draws the same examples, and a slow machine is no failure. `--hypothesis-profile=default` draws others.
+settings.register_profile(
+    "glmv", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("glmv")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    """What a test draws does not depend on which tests ran before it in this process."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

@@ -53,7 +53,7 @@ def test_experts_may_have_copies_of_their_own():
     assert misfit(copied, 8) is None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(sizes, sizes, sizes, sizes, st.none() | sizes, st.none() | sizes, st.just("auto") | st.integers(1, 9))
 def test_a_layout_exists_or_is_refused(tensor, ring, ulysses, expert, data, expert_shard, shard):
     config = ParallelConfig.model_construct(

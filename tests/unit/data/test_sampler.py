@@ -71,7 +71,7 @@ def test_seed_and_epoch_are_not_merely_added():
 layouts = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 4))
 
 
-@settings(max_examples=40, deadline=None)  # a loaded machine is no failure
+@settings(max_examples=40)
 @given(st.integers(1, 40), layouts, st.integers(0, 9), st.booleans())
 def test_every_rank_has_the_same_number_of_batches(num_samples, layout, step, shuffle):
     micro, accumulation, dp_size = layout
@@ -80,7 +80,7 @@ def test_every_rank_has_the_same_number_of_batches(num_samples, layout, step, sh
         assert [len(batch) for batch in mine] == [micro] * accumulation
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 40), layouts)
 def test_an_epoch_reads_every_sample_once(num_samples, layout):
     micro, accumulation, dp_size = layout
@@ -92,7 +92,7 @@ def test_an_epoch_reads_every_sample_once(num_samples, layout):
     assert read == dict.fromkeys(range(num_samples), size)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(12, 40), st.integers(0, 9))
 def test_a_step_reads_the_same_samples_in_every_layout(num_samples, step):
     layouts = [(1, 1, 12), (1, 12, 1), (2, 3, 2), (3, 2, 2), (12, 1, 1)]

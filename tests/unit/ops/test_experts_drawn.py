@@ -31,7 +31,7 @@ def cases(draw, multiple=8):
     [(FLOAT64, False), (FP32, True), (BF16, True)],
     ids=["float64-looped", "fp32-grouped", "bf16-grouped"],
 )
-@settings(max_examples=15, deadline=None, derandomize=True, database=None)
+@settings(max_examples=15)
 @given(case=cases())
 def test_any_routing_of_any_size(case, dtype, grouped, device, judge):
     poison(device, case.gate_up_EHF.shape, case.down_EIH.shape, case.hidden_TH.shape)

@@ -1,7 +1,7 @@
 """Rows in blocks that change places."""
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from glmv.parallel.dispatch import move_blocks
@@ -11,7 +11,6 @@ blocks = st.integers(0, 6).flatmap(
 )
 
 
-@settings(deadline=None)
 @given(blocks)
 def test_blocks_come_in_the_order_asked_for(drawn):
     sizes, order = drawn

@@ -1,7 +1,7 @@
 """Where copies of hot experts go: a plan that all ranks make alike from all counts."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from glmv.parallel.balance import most_by_mean, place_copies
@@ -49,7 +49,6 @@ def test_what_is_balanced_stays_at_home():
     assert copies.slots == [[0], [1]]
 
 
-@settings(deadline=None)
 @given(counts, st.integers(1, 3))
 def test_every_row_goes_to_exactly_one_rank_that_has_its_expert(counts_PE, most):
     copies = place_copies(counts_PE, most)
@@ -59,7 +58,6 @@ def test_every_row_goes_to_exactly_one_rank_that_has_its_expert(counts_PE, most)
             assert all(rows >= 0 and (not rows or expert in copies.slots[rank]) for rank, rows in split.items())
 
 
-@settings(deadline=None)
 @given(counts, st.integers(1, 3))
 def test_a_rank_keeps_its_experts_and_borrows_no_more_than_allowed(counts_PE, most):
     held = len(counts_PE[0]) // len(counts_PE)
@@ -69,7 +67,6 @@ def test_a_rank_keeps_its_experts_and_borrows_no_more_than_allowed(counts_PE, mo
         assert len(experts) <= held + most
 
 
-@settings(deadline=None)
 @given(counts, st.integers(1, 3))
 def test_no_rank_gets_more_than_the_most_loaded_had(counts_PE, most):
     before, after = loads(counts_PE), place_copies(counts_PE, most).load()
@@ -78,7 +75,6 @@ def test_no_rank_gets_more_than_the_most_loaded_had(counts_PE, most):
     assert all(rows <= max(was, mean) for was, rows in zip(before, after))
 
 
-@settings(deadline=None)
 @given(counts)
 def test_enough_copies_level_the_load(counts_PE):
     after = place_copies(counts_PE, most=100).load()

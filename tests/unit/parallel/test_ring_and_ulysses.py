@@ -39,14 +39,14 @@ def attend(document_BS, degrees, kernel, given, dtype=torch.float64):
     return whole_of(parts, document_BS, degrees), ring_bytes, ulysses_bytes
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(documents().filter(has_tokens), degrees, kernels)
 def test_any_sequence_over_any_ranks(judge, document_BS, degrees, kernel):
     given = inputs_of(document_BS)
     judge(attend(document_BS, degrees, kernel, given)[0], law_of_documents(document_BS, given), torch.float64)
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(degrees, kernels, st.integers(0, 3), st.integers(0, 3))
 def test_padding_of_the_batch_changes_no_bit(degrees, kernel, left, right):
     document_BS = document_ids(torch.ones(1, 9))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from context_cases import documents
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from glmv.ops.documents import document_ids
@@ -28,14 +28,12 @@ def only(length):
     return document_ids(torch.ones(1, length))
 
 
-@settings(deadline=None)
 @given(documents(), degrees)
 def test_every_rank_holds_what_the_law_gives_it(document_BS, degrees):
     parts = [part.index_BL for part in every_part(document_BS, degrees)]
     assert torch.stack(parts).equal(sequence_parts(document_BS, degrees.ring, degrees.ulysses))
 
 
-@settings(deadline=None)
 @given(documents(), degrees)
 def test_every_token_is_held_once_and_the_batch_s_padding_never(document_BS, degrees):
     rows = torch.cat([part.index_BL for part in every_part(document_BS, degrees)], dim=1)
@@ -43,7 +41,6 @@ def test_every_token_is_held_once_and_the_batch_s_padding_never(document_BS, deg
         assert sorted(held_L[held_L != PADDING].tolist()) == (document_S >= 0).nonzero().flatten().tolist()
 
 
-@settings(deadline=None)
 @given(documents(), degrees)
 def test_joining_undoes_splitting(document_BS, degrees):
     whole_BS = torch.arange(document_BS.numel()).view_as(document_BS) + 7
@@ -52,7 +49,6 @@ def test_joining_undoes_splitting(document_BS, degrees):
     assert joined.equal(whole_BS.masked_fill(document_BS < 0, -5))
 
 
-@settings(deadline=None)
 @given(documents(), degrees)
 def test_padding_stands_behind_its_document_on_every_ring_rank(document_BS, degrees):
     """So that a causal mask alone keeps it out of sight."""

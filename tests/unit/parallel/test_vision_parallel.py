@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from glmv.parallel.vision_parallel import SharedVision, deal
@@ -90,14 +90,12 @@ def test_what_is_sent_is_what_the_docstring_says():
     assert {vision.traffic.bytes for *_, vision in said} == {2 * 2 * 12 * WIDTH * 8}
 
 
-@settings(deadline=None)
 @given(sizes, st.integers(1, 5))
 def test_every_segment_is_dealt_once(sizes, ranks):
     dealt = deal(sizes, ranks)
     assert sorted(n for own in dealt for n in own) == [*range(len(sizes))]
 
 
-@settings(deadline=None)
 @given(sizes, st.integers(1, 5))
 def test_no_rank_has_more_than_another_and_one_segment(sizes, ranks):
     loads = [sum(sizes[n] for n in own) for own in deal(sizes, ranks)]

@@ -100,7 +100,7 @@ def test_transformers_pads_with_the_last_frame(count, size):
 
 
 @given(count=st.integers(1, 80), size=st.integers(1, 5), fps=st.floats(0.5, 60), step=st.integers(1, 90))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_temporal_patch_is_full_and_time_never_falls(count, size, fps, step):
     places = padded_frames(count, size)
     assert len(places) == temporal_patches(count, size) * size

@@ -63,7 +63,7 @@ def samples(pictures):
 
 
 @pytest.mark.filterwarnings("ignore")
-@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_drawn_architectures_and_inputs(data, judge):
     text = data.draw(text_configs(), label="text_config")

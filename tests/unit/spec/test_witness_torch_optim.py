@@ -43,7 +43,7 @@ def law_steps(weights, all_gradients, widen):
     return weights, norms
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 10_000))
 def test_three_steps_of_clip_and_adamw(seed):
     weights, first = draw_tensors(seed)

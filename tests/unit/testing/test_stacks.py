@@ -1,6 +1,7 @@
 """What a rank does is seen at each look at it, and not worked out from a clock."""
 
 import subprocess
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -36,7 +37,7 @@ def test_a_sleeping_process_is_idle(sleeper):
 def test_time_in_which_nobody_looked_does_not_count(busy, idle_s, monkeypatch):
     """The machine may have stood still, ranks and all."""
     clock = iter([0, 0, 0.25, 1000])
-    monkeypatch.setattr(stacks.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(stacks, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     monkeypatch.setattr(stacks, "processor_ticks", lambda pid, without: (7, busy))
     stalemate = Stalemate()
     assert [stalemate.idle_s([1]) for _ in range(3)] == idle_s

@@ -23,14 +23,14 @@ def exchange(rank, counts):
     return got.detach(), mine.grad
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(ROWS)
 def test_rows_arrive_in_the_order_of_their_senders(counts):
     for rank, (got, _) in enumerate(run_ranks(RANKS, lambda rank: exchange(rank, counts))):
         assert got[:, 0].tolist() == [float(sender) for sender in range(RANKS) for _ in range(counts[sender][rank])]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(ROWS)
 def test_gradients_return_to_the_senders(counts):
     for rank, (_, grad) in enumerate(run_ranks(RANKS, lambda rank: exchange(rank, counts))):
