@@ -7,6 +7,7 @@ from torch.distributed.tensor import DTensor
 
 from glmv.config import load_config
 from glmv.ops.kernels import Kernels
+from glmv.ops.npu.library import torch_npu
 from glmv.train.build import create_model, read_model_config
 from glmv.train.observer import Observer
 from glmv.train.trainer import Trainer
@@ -141,13 +142,8 @@ def test_the_host_waits_three_times_a_step_however_many_micro_batches(accumulate
 
 def test_the_device_is_set_up(process):
     """Plain memory formats, and no compiler that waits for every new shape."""
-    from glmv.verify import emulated_npu
-
-    assert torch.npu.config.allow_internal_format is False
-    if emulated_npu.is_emulated():
-        from glmv.verify.emulated_npu.device import compile_mode
-
-        assert compile_mode == {"jit_compile": False}
+    option = torch_npu()._C._npu_getOption
+    assert [option("ALLOW_INTERNAL_FORMAT"), option("jitCompile")] == [b"disable", b"disable"]
 
 
 @pytest.mark.world_size(2)

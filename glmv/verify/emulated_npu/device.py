@@ -15,10 +15,19 @@ DeviceLike = torch.device | str | int | None
 DEVICE_NAME = "EMULATED npu on host memory"
 
 
-class Config:
-    """`torch.npu.config`; there are no internal formats here, so the switch is only remembered."""
+# What `torch_npu._C._npu_getOption` tells of what was set; without formats and a compiler, nothing heeds it.
+options = {"ALLOW_INTERNAL_FORMAT": b"", "jitCompile": b""}
 
-    allow_internal_format = True
+
+class _Config:
+    """`torch.npu.config`: as torch_npu's, its switch can be set and not read."""
+
+    def __setattr__(self, name: str, value: bool) -> None:
+        options[name.upper()] = _switched(value)
+
+
+def _switched(on: bool) -> bytes:
+    return b"enable" if on else b"disable"
 
 
 class Stream(torch.Stream):
@@ -76,14 +85,6 @@ def set_device(device: DeviceLike) -> None:
     extension().set_device(index_of(device))
 
 
-def exchange_device(index: int) -> int:
-    """Make a device current and say which one was; a negative index changes nothing."""
-    old = current_device()
-    if index >= 0:
-        set_device(index)
-    return old
-
-
 def synchronize(device: DeviceLike = None) -> None:
     """Wait for the device: counted, and nothing to wait for."""
     extension().count_sync("synchronize")
@@ -125,8 +126,7 @@ def _device_type() -> int:
     return torch.accelerator.current_stream(torch.device("npu", 0)).device_type
 
 
-def generators() -> list[torch.Generator]:
-    """The default generator of each device."""
+def _generators() -> list[torch.Generator]:
     return [extension().generator(index) for index in range(device_count())]
 
 
@@ -137,7 +137,7 @@ def manual_seed(seed: int) -> None:
 
 def manual_seed_all(seed: int) -> None:
     """Seed every device."""
-    for generator in generators():
+    for generator in _generators():
         generator.manual_seed(seed)
 
 
@@ -158,12 +158,12 @@ def set_rng_state(state: Tensor, device: DeviceLike = None) -> None:
 
 def get_rng_state_all() -> list[Tensor]:
     """The state of every device."""
-    return [generator.get_state() for generator in generators()]
+    return [generator.get_state() for generator in _generators()]
 
 
 def set_rng_state_all(states: Iterable[Tensor]) -> None:
     """Put back what `get_rng_state_all` gave."""
-    for generator, state in zip(generators(), states):
+    for generator, state in zip(_generators(), states):
         generator.set_state(state)
 
 
@@ -220,11 +220,8 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 
 
 def set_compile_mode(jit_compile: bool = False) -> None:
-    """Operators are compiled ahead: True is refused, because it is what the machine must never run with."""
-    compile_mode["jit_compile"] = jit_compile
-
-
-compile_mode = {"jit_compile": True}
+    """Whether every new shape is compiled; remembered and of no effect."""
+    options["jitCompile"] = _switched(jit_compile)
 
 
 def _true(*_: object, **__: object) -> bool:
@@ -240,12 +237,12 @@ def _nothing(*_: object, **__: object) -> None:
 
 
 def make_module() -> types.ModuleType:
-    """A module object for `torch.npu`."""
+    """A module object for `torch.npu`; of its names none is missing in torch_npu's."""
     module = types.ModuleType("torch.npu", __doc__)
     public = {name: value for name, value in globals().items() if callable(value) and not name.startswith("_")}
     for foreign in ("extension", "installed", "index_of", "make_module", "Any", "Iterable", "Tensor", "DeviceLike"):
         public.pop(foreign, None)
-    module.__dict__.update(public, config=Config())
+    module.__dict__.update(public, config=_Config())
     module.__dict__.update(
         is_available=_true,
         is_initialized=_true,
@@ -257,7 +254,5 @@ def make_module() -> types.ModuleType:
         _initialized=True,  # recomputation keeps random numbers of initialised devices only
         max_memory_reserved=max_memory_allocated,
         memory_reserved=memory_allocated,
-        _exchange_device=exchange_device,
-        _maybe_exchange_device=exchange_device,
     )
     return module

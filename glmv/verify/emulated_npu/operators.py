@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from glmv.verify.emulated_npu.counting import note_call
+from glmv.verify.emulated_npu.device import options
 from glmv.verify.emulated_npu.state import extension
 from spec.npu_ops import OPERATORS, Contract
 from spec.npu_ops.schemas import schema
@@ -43,6 +44,7 @@ def make_torch_npu() -> types.ModuleType:
     module.__spec__ = ModuleSpec("torch_npu", loader=None)
     module.__dict__.update({name: getattr(torch.ops.npu, name) for name in OPERATORS})
     module.__dict__.update(__version__=VERSION, npu=sys.modules["torch.npu"])
+    module.__dict__.update(_C=types.SimpleNamespace(_npu_getOption=options.__getitem__))
     return module
 
 
