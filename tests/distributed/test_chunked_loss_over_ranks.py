@@ -121,6 +121,32 @@ def test_ranks_that_share_sequences_compute_the_law(shared, process, tiny_dir, j
     judge(said, law_of(tiny_dir).of(CASES[LOSS_CASE]), torch.float64)
 
 
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize(
+    ("loss_type", "shared", "kind"),
+    zip(LOSS_TYPES, ["ring", "ulysses", "ring", "ulysses"], ["static", "dynamic", "dynamic", "static"], strict=True),
+)
+def test_every_loss_type_in_chunks_of_shared_sequences(loss_type, shared, kind, process, tiny_dir, judge):
+    said, *_ = step(tiny_dir, process, CASES[LOSS_CASE], KINDS[kind], loss_type, **{shared: 2})
+    judge(said, law_of(tiny_dir).of(CASES[LOSS_CASE], loss_type=loss_type), torch.float64)
+
+
+@pytest.mark.world_size(2)
+def test_a_frozen_head_of_shared_sequences(process, tiny_dir, judge):
+    said, model, _ = step(tiny_dir, process, frozen=["lm_head"], ring=2)
+    assert model.lm_head.weight.grad is None
+    judge(said, of_trained(law_of(tiny_dir).of(DIFFERENT), said), torch.float64)
+
+
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize("shared", ["ring", "ulysses"])
+def test_parts_whose_chunks_have_nothing_to_learn(shared, process, tiny_dir, judge):
+    """Three of nine tokens have targets, all of them on one rank; then none of eight."""
+    names = ["three", "masked"]
+    said, *_ = step(tiny_dir, process, names, **{shared: 2})
+    judge(said, law_of(tiny_dir).of(names), torch.float64)
+
+
 class LogitRows(TorchDispatchMode):
     """The most tokens that any result had logits, or anything else as wide, for."""
 

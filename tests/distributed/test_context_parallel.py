@@ -5,9 +5,11 @@ from dataclasses import replace
 import layouts
 import pytest
 import torch
-from layouts import DTYPES, backward, build, law_of
+from layouts import DTYPES, backward, build, everyone, law_of
 from rank_cases import LOSS_TYPES
 
+from glmv.parallel.process import AgreedError, on_all_ranks
+from glmv.tiny.make import make_tiny
 from glmv.verify.grid.batches import law_batch, micro_batch
 from spec.train import Objective, contribution
 
@@ -102,6 +104,20 @@ def test_every_loss_type_divides_by_what_the_whole_micro_batch_has(loss_type, pr
 @pytest.mark.parametrize("layout", TWO)
 def test_every_attention_is_right(layout, kernel, process, tiny_dir, judge):
     check(BATCHES["packed"], process, tiny_dir, judge, kernel=kernel, **TWO[layout])
+
+
+@pytest.fixture(scope="module")
+def six_heads(process, tmp_path_factory):
+    text = {"num_attention_heads": 6, "num_key_value_heads": 2}
+    return make_tiny(tmp_path_factory.mktemp("heads") / "tiny", config_overrides={"text_config": text})
+
+
+@pytest.mark.world_size(4)
+def test_heads_that_ranks_do_not_divide_are_refused_on_every_rank(process, six_heads):
+    with pytest.raises(AgreedError) as caught, on_all_ranks():
+        build(six_heads, process, ulysses=4)
+    (said,) = set(everyone(str(caught.value)))
+    assert said.startswith("parallel.ulysses_parallel_size = 4 does not divide the 6 query heads")
 
 
 @pytest.mark.world_size(2)

@@ -56,14 +56,38 @@ def test_the_layout_of_a_config_counts_who_shares_a_sequence():
     assert (sizes.ring, sizes.ulysses, sizes.sharers) == (2, 4, 8)
 
 
-def test_ranks_that_no_sequence_can_be_shared_by_are_refused():
-    with pytest.raises(ParallelError, match=r"ring_attention_size x ulysses_parallel_size = .* = 6 does not divide"):
-        Sizes.of(ParallelConfig(ring_attention_size=2, ulysses_parallel_size=3), 8)
+# Sizes, the number of ranks, and what names them and the way out.
+REFUSED = {
+    "ring": ({"ring_attention_size": 3}, 4, "ring_attention_size x ulysses_parallel_size = 1 x 3 x 1 = 3 does not"),
+    "ulysses": ({"ulysses_parallel_size": 3}, 4, "ulysses_parallel_size = 1 x 1 x 3 = 3 does not divide the number of"),
+    "both": ({"ring_attention_size": 2, "ulysses_parallel_size": 3}, 8, "= 1 x 2 x 3 = 6 does not divide the number"),
+    "more_than_ranks": ({"ring_attention_size": 4}, 2, "= 1 x 4 x 1 = 4 does not divide the number of ranks (WORLD_S"),
+    "with_data": (
+        {"ulysses_parallel_size": 2, "data_parallel_size": 4},
+        4,
+        "ring_attention_size x ulysses_parallel_size = 4 x 1 x 1 x 2 = 8 ranks, but WORLD_SIZE = 4",
+    ),
+    "experts": ({"ulysses_parallel_size": 2, "expert_parallel_size": 3}, 4, "expert_parallel_size = 3 does not divide"),
+}
 
 
-def test_ulysses_ranks_that_do_not_divide_the_heads_are_refused_by_name(model):
-    with pytest.raises(ParallelError, match="ulysses_parallel_size = 3 does not divide the 4 query heads"):
-        apply_context_parallel(model, ParallelConfig(ulysses_parallel_size=3), meshes=None)
+@pytest.mark.parametrize("case", REFUSED)
+def test_degrees_that_no_number_of_ranks_fits_are_refused_by_name(case):
+    sizes, ranks, said = REFUSED[case]
+    with pytest.raises(ParallelError) as caught:
+        Sizes.of(ParallelConfig(**sizes), ranks)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("ulysses", [3, 5, 8, 12])
+def test_ulysses_ranks_that_do_not_divide_the_heads_are_refused_by_name(ulysses, model):
+    with pytest.raises(ParallelError) as caught:
+        apply_context_parallel(model, ParallelConfig(ulysses_parallel_size=ulysses), meshes=None)
+    first, second = str(caught.value).splitlines()
+    assert first == (
+        f"parallel.ulysses_parallel_size = {ulysses} does not divide the 4 query heads of the text decoder."
+    )
+    assert second == "Choose 1, 2 or 4, and spread a sequence further by ring_attention_size."
 
 
 def test_without_sharing_the_model_is_left_alone(model):
