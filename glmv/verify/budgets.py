@@ -10,6 +10,7 @@ allowed = ratio x max(noise, floor)
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -52,6 +53,7 @@ CLASSES = (
 )
 
 
+@functools.cache
 def classify(name: str) -> BudgetClass:
     """The first class whose pattern is found in `name`."""
     return next(c for c in CLASSES if re.search(c.pattern, name))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -179,11 +180,13 @@ def _judge_all(candidate: Tensors, truth: Tensors, noise: Noise, dtype: torch.dt
 
 def _place(candidate: Tensor, truth: Tensor) -> str:
     """The index of the largest error, for the reader of a miss."""
-    if truth.ndim == 0:
-        return ""
-    error = (candidate.double() - truth.double()).abs().nan_to_num(nan=math.inf)
-    index = [int(i) for i in torch.unravel_index(error.argmax(), error.shape)]
-    return f"[{', '.join(map(str, index))}]"
+    return place_of_largest((candidate.double() - truth.double()).abs().nan_to_num(nan=math.inf)) if truth.ndim else ""
+
+
+def place_of_largest(tensor: Tensor) -> str:
+    """The index of the largest element, as reports print it."""
+    # numpy's is a hundred times as fast as torch's, and every finding asks.
+    return f"[{', '.join(map(str, np.unravel_index(int(tensor.argmax()), tensor.shape)))}]"
 
 
 def judge(candidate: Tensors, law: Callable[[Policy], Tensors], dtype: torch.dtype) -> list[Finding]:

@@ -103,8 +103,7 @@ class Recorder(Observer):
         tensors = {f"weights/{name}": t for name, t in trainer.model.state_dict().items()}
         for name, parameter in trainer.model.named_parameters():
             memory = trainer.optimizer.state.get(parameter, {})
-            for kind in ("exp_avg", "exp_avg_sq"):
-                tensors[f"{kind}/{name}"] = memory[kind] if kind in memory else torch.zeros_like(parameter)
+            tensors |= {f"{kind}/{name}": memory[kind] for kind in ("exp_avg", "exp_avg_sq") if kind in memory}
         save_parts(tensors, self.directory / f"state_{step:04d}_rank{trainer.rank}.safetensors")
 
     def _save_inputs(self, model: nn.Module, path: Path) -> None:
@@ -124,11 +123,11 @@ def save_parts(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Store this rank's part of each tensor, and where it stands: {name: [whole shape, offset of the part]}."""
     parts, places = {}, {}
     for name, tensor in tensors.items():
-        part, offset = tensor.detach(), (0,) * tensor.ndim
-        if isinstance(part, DTensor):
-            _, offset = compute_local_shape_and_global_offset(part.shape, part.device_mesh, part.placements)
-            part = part.to_local()
-        parts[name] = part.cpu().contiguous().clone()
+        offset: tuple[int, ...] = (0,) * tensor.ndim
+        if isinstance(tensor, DTensor):
+            _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        parts[name] = part.detach().cpu().clone(memory_format=torch.contiguous_format)
         places[name] = [list(tensor.shape), list(offset)]
     save_file(parts, path, metadata={"places": json.dumps(places)})
 
@@ -147,9 +146,11 @@ def load_whole(paths: Sequence[Path]) -> dict[str, Tensor]:
             for name, (shape, offset) in places.items():
                 part = file.get_tensor(name)
                 where = tuple(slice(start, start + size) for start, size in zip(offset, part.shape, strict=True))
-                seen = covered.setdefault(name, torch.zeros(shape, dtype=torch.bool))[where]
-                held = whole.setdefault(name, torch.empty(shape, dtype=part.dtype))[where]
-                if not torch.equal(held[seen], part[seen]):
+                if name not in whole:
+                    whole[name] = torch.empty(shape, dtype=part.dtype)
+                    covered[name] = torch.zeros(shape, dtype=torch.bool)
+                held, seen = whole[name][where], covered[name][where]
+                if seen.any() and not torch.equal(held[seen], part[seen]):
                     raise CopiesError(f"{path.name}: {name} differs between ranks that should hold the same", name)
                 held.copy_(part)
                 seen.fill_(True)
@@ -226,7 +227,9 @@ class Trace:
             kind, name = key.split("/", 1)
             parts[kind][name] = tensor
         published = {kind: per_expert(part) for kind, part in parts.items()}
-        return published["weights"], State(step, published["exp_avg"], published["exp_avg_sq"])
+        weights = published["weights"]
+        fresh = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+        return weights, State(step, fresh | published["exp_avg"], fresh | published["exp_avg_sq"])
 
     def _micro_batches(self, number: int) -> list[MicroBatch]:
         shared: dict[tuple[int, int], list[tuple[int, dict[str, Tensor]]]] = {}

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from glmv.verify.judge import Finding
+from glmv.verify.judge import Finding, place_of_largest
 from spec.optimizer import Hyper, State, adamw, clip, grad_norm
 
 # Roundings that stand one behind the other in an update (clip, moments, bias correction, root, quotient, decay).
@@ -59,6 +59,5 @@ def _elementwise(name: str, figure: str, candidate: Tensor, truth: Tensor, magni
     """Largest error in units of the magnitudes that were added up to give each element."""
     tiny = torch.finfo(torch.float32).tiny
     error = ((candidate.double() - truth).abs() / (magnitude + tiny)).nan_to_num(nan=torch.inf)
-    index = [int(i) for i in torch.unravel_index(error.argmax(), error.shape)]
     allowed = ULPS * torch.finfo(candidate.dtype).eps
-    return Finding(name, figure, float(error.max()), allowed, f"[{', '.join(map(str, index))}]")
+    return Finding(name, figure, float(error.max()), allowed, place_of_largest(error))

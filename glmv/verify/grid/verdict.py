@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from glmv.config.training import TrainingConfig
 from glmv.parallel.process import Process
 from glmv.train.trainer import Trainer
 from glmv.verify.grid import machine
@@ -69,7 +69,7 @@ def judge_case(case: Case, law: Law, trainer: Trainer, trace: Trace, process: Pr
     """Collective: everything over budget, what went wrong first in front; the same list on every rank."""
     found: list[list[Miss]] = [[]]
     if process.is_main:
-        found = [_misses(case, law, trace)]
+        found = [_misses(case, law, trace, trainer.config.training)]
     dist.broadcast_object_list(found)
     if not found[0]:
         return []
@@ -80,15 +80,16 @@ def judge_case(case: Case, law: Law, trainer: Trainer, trace: Trace, process: Pr
     return found[0]
 
 
-def _misses(case: Case, law: Law, trace: Trace) -> list[Miss]:
+def _misses(case: Case, law: Law, trace: Trace, training: TrainingConfig) -> list[Miss]:
     try:
-        return list(_judge_step(case, law, trace.read(1)))
+        step = trace.read(1)
+        return [*_judge_step(case, law, step), *_wrong_updates(case, step, training)]
     except CopiesError as error:
         return [Miss("copies", Finding(error.name, "ranks that should hold the same differ", 1.0, 0.0))]
 
 
 def _judge_step(case: Case, law: Law, step: TracedStep) -> Iterator[Miss]:
-    """Misses among routing, loss, gradients, norm and new weights, in that order."""
+    """Misses among routing, loss and gradients, in that order."""
     dtype, names = DTYPES[case.dtype], machine.names_of(case)
     choices = _pins(case, step)
     yield from _wrong_choices(case, law, step, dtype)
@@ -106,7 +107,6 @@ def _judge_step(case: Case, law: Law, step: TracedStep) -> Iterator[Miss]:
     for finding in sorted(wrong, key=lambda f: (*_backward_order(f.name), -f.used)):
         yield Miss("gradient", finding, _owner(finding.name, finding.where, case, step))
     yield from (Miss("gradients", finding) for finding in missed if finding.name == "all tensors")
-    yield from _wrong_updates(case, step)
 
 
 def _pins(case: Case, step: TracedStep) -> list[Mapping[int, Tensor]]:
@@ -132,9 +132,8 @@ def _wrong_choices(case: Case, law: Law, step: TracedStep, dtype: torch.dtype) -
                 yield Miss("choice", finding, f"on rank {micro.rank}")
 
 
-def _wrong_updates(case: Case, step: TracedStep) -> Iterator[Miss]:
+def _wrong_updates(case: Case, step: TracedStep, training: TrainingConfig) -> Iterator[Miss]:
     """Norm, clipped update, new weights and moments, given the candidate's own gradients."""
-    training = machine.config_of(case, Path(), Path()).training
     hyper = Hyper(
         lr=training.lr,
         beta1=training.adam_beta1,
