@@ -7,7 +7,7 @@ pytestmark = pytest.mark.multirank
 RED = {
     "test_killed": ["rank 1 was killed by SIGKILL in the call of", "rank 0 failed then: RuntimeError"],
     "test_exits": ["rank 0 ended its process with exit code 3 in the call of"],
-    "test_sleeps": ["rank 1 was not done after 2 s: it stood in test_sleeps", "it was waiting in all_reduce"],
+    "test_sleeps": ["rank 1 was not done after 6 s: it stood in test_sleeps", "it was waiting in all_reduce"],
     "test_skips_on_one": ["rank 0: passed", "rank 1: skipped (Skipped: not today)"],
     "test_has_other_cases[0]": ["rank 1 collected", "this session collected"],
     "test_mismatched_collective": ["rank 0 will wait for ever: it was waiting in all_reduce", "in broadcast"],
@@ -22,8 +22,8 @@ RED = {
     "test_setup_fails_on_one": ["rank 1: RuntimeError: no such thing"],
     "test_teardown_fails_on_one": ["rank 1: AssertionError"],
 }
-# A few seconds, on a machine with other things to do.
-SOON_S = 30
+# The time limit of all tests there but one: what has to be waited out was not seen.
+LIMIT = "was not done after 200 s"
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +39,8 @@ def test_it_is_red_and_says_who_and_why(name, session):
 
 
 @pytest.mark.parametrize("name", RED)
-def test_it_is_red_soon(name, session):
-    assert session.cases[name].seconds < SOON_S
+def test_it_is_red_before_its_time_is_up(name, session):
+    assert LIMIT not in session.cases[name].said
 
 
 def test_the_next_test_is_unharmed(session):

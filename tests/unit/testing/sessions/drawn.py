@@ -8,7 +8,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytestmark = [pytest.mark.world_size(2), pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.world_size(2), pytest.mark.timeout(200)]
 
 
 @settings(max_examples=30)

@@ -30,7 +30,7 @@ def test_of_three(process):
 
 
 @pytest.mark.world_size(2)
-@pytest.mark.timeout(4)
+@pytest.mark.timeout(6 if WHAT == "sleeps" else 200)
 def test_the_bad_one(process):
     if process.rank == 1 and WHAT == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
