@@ -155,12 +155,18 @@ def choose_device(requested: str, local_rank: int) -> torch.device:
     return torch.device(kind, local_rank)
 
 
+def take_device(device: torch.device) -> None:
+    """Make a device that `choose_device` gave the current one of this process, set up as training needs it."""
+    if device.type != "cpu":
+        torch.get_device_module(device.type).set_device(device)
+    if device.type == "npu":
+        npu.set_up()
+
+
 def _initialise(process: Process, timeout: timedelta) -> None:
     backend = BACKENDS[process.device.type]
+    take_device(process.device)
     if process.device.type != "cpu":
-        torch.get_device_module(process.device.type).set_device(process.device)
-        if process.device.type == "npu":
-            npu.set_up()
         # Objects and error messages travel between CPUs, so that they never wait for a queue of kernels.
         backend = f"cpu:gloo,{process.device.type}:{backend}"
     if process.world_size == 1:

@@ -38,12 +38,15 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     """Where the test computes: this rank's device, or in a test without ranks what `--device` says."""
     import torch
 
+    from glmv.parallel.process import choose_device, take_device
+
     rank = request.config.stash.get(RANK, None)
     if rank is None:
         return torch.device(request.config.getoption("--device"))
-    if rank.device == "cpu":
-        return torch.device("cpu")
-    return torch.device(rank.device, int(os.environ.get("LOCAL_RANK", "0")))
+    # As the trainer does it: before torch_npu is imported, torch knows no device of the name "npu".
+    device = choose_device(rank.device, int(os.environ.get("LOCAL_RANK", "0")))
+    take_device(device)
+    return device
 
 
 @pytest.fixture(scope="session")
