@@ -74,17 +74,11 @@ class Law:
         return truth, noise
 
     def routing(
-        self, name: str, choices: Choices, dtype: torch.dtype
+        self, name: str, choices: Choices, loss_type: str, dtype: torch.dtype
     ) -> tuple[dict[int, Routing], list[dict[int, Routing]]]:
         """A micro-batch's routing by layer: the truth, and noise draws of it in `dtype`."""
-        return self._routing(name, _frozen(choices), dtype)
-
-    @functools.lru_cache(maxsize=256)  # noqa: B019
-    def _routing(self, name: str, pin: Pin, dtype: torch.dtype) -> tuple[dict[int, Routing], list[dict[int, Routing]]]:
-        policies = [Policy(torch.float64), *(Policy(dtype, draw=draw) for draw in range(DRAWS))]
-        with torch.no_grad():
-            batch, pinned = law_batch(name), _thawed(pin)
-            truth, *draws = (forward(self.weights, self.config, batch, policy, pinned).routing for policy in policies)
+        policies = [(torch.float64, None), *((dtype, draw) for draw in range(DRAWS))]
+        truth, *draws = (self._part(name, *policy, loss_type, _frozen(choices)).routing for policy in policies)
         return truth, draws
 
     def real_tokens(self, name: str) -> Tensor:

@@ -119,7 +119,7 @@ def _wrong_choices(case: Case, law: Law, step: TracedStep, dtype: torch.dtype) -
     pooled = RoutingNoise()
     judged = []
     for micro, name, pin in zip(step.micro_batches, machine.names_of(case), _pins(case, step), strict=True):
-        truth, draws = law.routing(name, pin, dtype)
+        truth, draws = law.routing(name, pin, case.loss, dtype)
         own, real_T = RoutingNoise(), micro.batch.attention_mask.flatten() != 0
         for draw in draws:
             noise = score_noise(truth, draw, real_T)
