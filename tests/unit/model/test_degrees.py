@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from glmv.config.features import FeaturesConfig
 from glmv.config.parallel import ParallelConfig
+from glmv.data.batch import Batch
 from glmv.parallel.context_parallel import apply_context_parallel, context_of
 from glmv.parallel.expert_parallel import apply_expert_parallel
 from glmv.parallel.mesh import build_meshes
@@ -23,7 +24,9 @@ from glmv.verify.grid.batches import micro_batch
 from glmv.verify.grid.law import Law
 from glmv.verify.testing.threads import run_ranks
 from spec.layout import per_expert
+from spec.model import Batch as LawBatch
 
+ROWS = 5
 BATCHES = ["packed", "pictures", "video_beside_pictures", "three"]
 SHARED = [(1, 1), (2, 1), (1, 2), (4, 1), (1, 4), (2, 2)]
 # Ring ranks, Ulysses ranks, and how many of them have different experts. All ranks share one sequence.
@@ -35,7 +38,7 @@ def law(tiny_dir):
     return Law.read(tiny_dir)
 
 
-def step(tiny: Tiny, name: str, degrees: Degrees, ep: int) -> dict[str, torch.Tensor]:
+def step(tiny: Tiny, batch: Batch, degrees: Degrees, ep: int) -> dict[str, torch.Tensor]:
     """Loss and gradients of a micro-batch that all ranks have."""
     boxes, sizes = boxes_of(degrees), {"ring_attention_size": degrees.ring, "ulysses_parallel_size": degrees.ulysses}
     config = ParallelConfig(expert_parallel_size=ep, **sizes)
@@ -48,9 +51,8 @@ def step(tiny: Tiny, name: str, degrees: Degrees, ep: int) -> dict[str, torch.Te
         if degrees.ring > 1:
             ring, ulysses = degrees.place(rank)
             context_of(model).ring = ThreadRing(ring, degrees.ring, boxes[ulysses])
-        batches = [micro_batch(name)]
-        targets = global_targets(batches, degrees.size)
-        loss, _ = accumulate_gradients(model, batches, targets, torch.device("cpu"))
+        targets = global_targets([batch], degrees.size)
+        loss, _ = accumulate_gradients(model, [batch], targets, torch.device("cpu"))
         return loss, {name: own.grad for name, own in model.named_parameters()}
 
     losses, parts = zip(*run_ranks(degrees.size, rank_of))
@@ -71,4 +73,15 @@ def summed(grads, ep):
 @given(name=st.sampled_from(BATCHES), layout=layouts)
 def test_degrees_change_nothing(tiny, law, judge, name, layout):
     ring, ulysses, ep = layout
-    judge(step(tiny, name, Degrees(ring, ulysses), ep), law.of([name]), torch.float64)
+    judge(step(tiny, micro_batch(name), Degrees(ring, ulysses), ep), law.of([name]), torch.float64)
+
+
+@pytest.mark.parametrize(("ring", "ulysses"), [(4, 1), (1, 4), (2, 2)])
+def test_a_sequence_of_fewer_tokens_than_ranks(tiny, judge, ring, ulysses):
+    """Rows of three tokens, so that at least one rank has none. The mean over their targets."""
+    ids = torch.arange(11, 11 + 40 * ROWS * 3, 40).view(ROWS, 3)
+    zeros, ones = torch.zeros_like(ids), torch.ones_like(ids)
+    law = tiny.law(LawBatch(ids, ones, zeros, labels=ids), {})
+    said = step(tiny, Batch(ids, ones, ids, zeros, None, None, ("short",) * ROWS), Degrees(ring, ulysses), 2)
+    targets = 2 * ROWS
+    judge(said, lambda policy: {name: t / targets for name, t in law(policy).items() if name in said}, torch.float64)
