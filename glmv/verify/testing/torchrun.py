@@ -77,7 +77,8 @@ class TorchrunSession:
                 self.me.device = "npu"
         if left_out := [item for item in items if item not in kept]:
             config.hook.pytest_deselected(items=left_out)
-        items[:] = kept
+        # What needs no ranks comes first: in a process group, code for a single process would wait for the others.
+        items[:] = sorted(kept, key=lambda item: ranks_of(item) is not None)
         for item in items:
             if (kind := kind_of(item)) is not None:
                 item.stash[KIND] = kind

@@ -10,8 +10,8 @@ pytestmark = pytest.mark.multirank
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
-def torchrun(sessions, what):
-    return sessions.run("launched.py", launcher=TORCHRUN, WHAT=what)
+def torchrun(sessions, what, *arguments, file="launched.py"):
+    return sessions.run(file, *arguments, launcher=TORCHRUN, WHAT=what)
 
 
 def test_a_green_session_is_told_by_rank_0_alone(sessions):
@@ -27,6 +27,7 @@ def test_a_green_session_is_told_by_rank_0_alone(sessions):
     [
         ("killed", "rank 1 died in the call of tests/unit/testing/sessions/launched.py::test_the_bad_one"),
         ("sleeps", "rank 1 was not done in time: it stood in test_the_bad_one"),
+        ("polls", "rank 1 was not done in time: it stood in test_the_bad_one"),
         ("fails", "rank 1: AssertionError: only rank 0 is right"),
     ],
 )
@@ -43,6 +44,18 @@ def test_ranks_that_collect_differently_do_not_begin(sessions):
     assert session.exit_code == 1
     assert "rank 1 collected other tests than rank 0; it has in addition" in session.printed
     assert session.cases == {}
+
+
+def test_ranks_draw_the_same_examples(sessions):
+    session = torchrun(sessions, "nothing", "-k", "draw_the_same or right_afterwards or cases", file="drawn.py")
+    assert session.exit_code == 0, session.printed
+    assert [case.outcome for case in session.cases.values()] == ["passed"] * 4
+
+
+def test_an_example_that_fails_on_one_rank_is_told_by_that_rank(sessions):
+    session = torchrun(sessions, "nothing", "-k", "fails_on_one_rank", file="drawn.py")
+    assert "rank 1: " in session.cases["test_fails_on_one_rank"].said
+    assert "\n    size=" in session.cases["test_fails_on_one_rank"].said
 
 
 def test_xdist_is_refused():

@@ -22,6 +22,8 @@ def test_together(process, shared_dir, case):
 
 def test_without_ranks():
     assert os.environ["RANK"] == "0"
+    assert not dist.is_initialized()
+    assert not dist.is_initialized()
 
 
 @pytest.mark.world_size(3)
@@ -30,12 +32,14 @@ def test_of_three(process):
 
 
 @pytest.mark.world_size(2)
-@pytest.mark.timeout(6 if WHAT == "sleeps" else 200)
+@pytest.mark.timeout(6 if WHAT in ("sleeps", "polls") else 200)
 def test_the_bad_one(process):
     if process.rank == 1 and WHAT == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if process.rank == 1 and WHAT == "sleeps":
         time.sleep(3600)
+    while process.rank == 1 and WHAT == "polls":
+        pass
     assert process.rank == 0 or WHAT != "fails", "only rank 0 is right"
     dist.all_reduce(torch.ones(()))
 
