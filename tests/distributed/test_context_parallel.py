@@ -10,7 +10,9 @@ from rank_cases import LOSS_TYPES
 
 from glmv.parallel.process import AgreedError, on_all_ranks
 from glmv.tiny.make import make_tiny
+from glmv.verify.grid import machine
 from glmv.verify.grid.batches import law_batch, micro_batch
+from glmv.verify.grid.cases import Case
 from spec.train import Objective, contribution
 
 # Pictures of different shapes, a video beside pictures, packed documents, padded rows, text alone; one of each step is
@@ -91,6 +93,16 @@ def test_the_only_label_stands_at_the_start_of_a_part(layout, label, process, ti
 def test_without_any_label_loss_and_gradients_are_zeros(layout, process, tiny_dir):
     said = backward(build(tiny_dir, process, **TWO[layout]), ["masked", "masked_picture"], process)
     assert not any(tensor.any() for tensor in said.values())  # NaN counts as something
+
+
+@pytest.mark.world_size(2)
+def test_a_step_without_any_label_is_warned_of_and_is_zero(process, grid_models, shared_dir, monkeypatch, capsys):
+    monkeypatch.setattr(machine, "NAMES", ("masked", "masked_picture"))
+    case = Case(2, "fsdp", "1x2x1", "none", "r2", "logits", "2", "off", "default", "nothing", "even")
+    metrics = machine.run(case, grid_models, shared_dir, process).train_step(2)
+    assert (metrics.tokens, metrics.loss, metrics.grad_norm) == (0, 0, 0)
+    warned = "warning: step 2: no sample of the global batch has a label to learn" in capsys.readouterr().out
+    assert warned == process.is_main
 
 
 @pytest.mark.world_size(4)
