@@ -93,8 +93,9 @@ def head_fault(heads: int, ulysses: int, key: str) -> str | None:
     """Why so many ranks cannot share these query heads; None if they can."""
     if heads % ulysses == 0:
         return None
-    divisors = [str(n) for n in range(1, heads + 1) if heads % n == 0]
+    *others, last = [str(n) for n in range(1, heads + 1) if heads % n == 0]
+    choice = f"{', '.join(others)} or {last}" if others else last
     return (
         f"{key} = {ulysses} does not divide the {heads} query heads of the text decoder.\n"
-        f"Choose {', '.join(divisors[:-1])} or {divisors[-1]}, and spread a sequence further by ring_attention_size."
+        f"Choose {choice}, and spread a sequence further by ring_attention_size."
     )

@@ -165,4 +165,5 @@ def test_ranks_that_divide_the_heads_are_taken(heads, ulysses):
 def test_ranks_that_do_not_divide_the_heads_are_refused_with_the_numbers():
     said = head_fault(12, 5, "parallel.ulysses_parallel_size")
     assert said.startswith("parallel.ulysses_parallel_size = 5 does not divide the 12 query heads of the text decoder.")
-    assert "Choose 1, 2, 3, 4, 6 or 12" in said
+    assert "Choose 1, 2, 3, 4, 6 or 12, and" in said
+    assert "Choose 1, and" in head_fault(1, 2, "key")
