@@ -20,7 +20,7 @@ class FsdpPlan(ModulePlan):
     reduce_dtype: DTypeName | None = None
     """Format in which gradients are summed over ranks; null means `param_dtype`."""
     output_dtype: DTypeName | None = None
-    """Format that floating outputs of a unit are cast to; null leaves them."""
+    """Format that the model's logits are cast to; null leaves them. A loss is never rounded."""
     cast_forward_inputs: bool = True
     """Cast floating inputs of a unit to `param_dtype`."""
     reshard_after_forward: bool = True

@@ -33,7 +33,8 @@ def apply_fsdp(
     config: ParallelConfig,
     meshes: Meshes,
     experts: Collection[str] = (),
-    losses: Collection[str] = (),
+    *,
+    returns_loss: bool = False,
 ) -> list[str]:
     """Shard `model` in place and return the names of its units, parents first.
 
@@ -44,7 +45,7 @@ def apply_fsdp(
         model: on any device, meta included; its parameters' dtype is the master dtype.
         meshes: of the device type that the model will live on.
         experts: modules that go over the experts' mesh (see `apply_expert_parallel`).
-        losses: modules that return a loss, which `fsdp_plan.output_dtype` must not round; "" is the model.
+        returns_loss: the model returns a loss, which `fsdp_plan.output_dtype` must not round.
     Raises:
         PatternError: a pattern of `fsdp_plan.apply_modules` matches no module.
     """
@@ -56,7 +57,7 @@ def apply_fsdp(
         if name in units:
             fully_shard(
                 module,
-                mp_policy=_precision(name, plan, is_loss=name in losses),
+                mp_policy=_precision(name, plan, returns_loss),
                 reshard_after_forward=plan.reshard_after_forward if name else None,
                 **(_over_experts(meshes) if name in experts else {"mesh": meshes.fsdp}),
             )
@@ -79,14 +80,15 @@ def _over_experts(meshes: Meshes) -> dict[str, Any]:
     return {"mesh": meshes.expert_fsdp, "shard_placement_fn": lambda weight: Shard(shard_dim(weight.shape, ranks))}
 
 
-def _precision(name: str, plan: FsdpPlan, is_loss: bool) -> MixedPrecisionPolicy:
+def _precision(name: str, plan: FsdpPlan, returns_loss: bool) -> MixedPrecisionPolicy:
     param_dtype, reduce_dtype = torch_dtype(plan.param_dtype), torch_dtype(plan.reduce_dtype)
     if match_any(name, ROUTERS):
         return MixedPrecisionPolicy(reduce_dtype=reduce_dtype, cast_forward_inputs=False)
     return MixedPrecisionPolicy(
         param_dtype=param_dtype,
         reduce_dtype=reduce_dtype,
-        output_dtype=None if is_loss or match_any(name, (EXPERTS,)) else torch_dtype(plan.output_dtype),
+        # Of the model alone: units inside it hand on what the module behind them, which may be no unit, computes in.
+        output_dtype=None if name or returns_loss else torch_dtype(plan.output_dtype),
         cast_forward_inputs=plan.cast_forward_inputs and not match_any(name, OWN_INPUT_DTYPE),
     )
 

@@ -88,9 +88,8 @@ def parallelize(model: nn.Module, parallel: ParallelConfig, features: FeaturesCo
     apply_context_parallel(model, parallel, meshes)
     experts = apply_expert_parallel(model, parallel, features, meshes)
     apply_recompute(model, features)
-    # What returns the loss where it is computed in chunks: the head, and the model around it.
-    losses = () if chunk_size_of(features) is None else (features.chunkloss_plan.apply_module, "")
-    return apply_fsdp(model, parallel, meshes, experts, losses)
+    # In chunks the loss is computed inside the model, which returns it in place of logits.
+    return apply_fsdp(model, parallel, meshes, experts, returns_loss=chunk_size_of(features) is not None)
 
 
 def chunk_size_of(features: FeaturesConfig) -> ChunkSize | None:

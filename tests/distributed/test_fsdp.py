@@ -2,11 +2,14 @@
 
 import math
 
+import layouts
 import pytest
 import torch
 from fsdp_runs import results_of
+from layouts import PATTERNS, POLICIES, build
 from rank_cases import CASES, LOSS_CASE, LOSS_TYPES, cases_of
 
+from glmv.verify.grid.batches import micro_batch
 from glmv.verify.grid.law import Law
 from spec.layout import per_expert
 
@@ -132,3 +135,19 @@ def test_mixed_precision_rounds_where_it_should(results):
         "master": "float32",
         "gradient": "float32",
     }
+
+
+UNITS = {"by_layer": PATTERNS, "finer": [*PATTERNS, "*.self_attn", "*.attn", "*.mlp"], "model": []}
+
+
+@two_ranks
+@pytest.mark.parametrize("units", UNITS)
+def test_logits_may_be_asked_for_in_another_format_whatever_the_units(units, process, tiny_dir, monkeypatch):
+    def logits(**policy):
+        monkeypatch.setattr(layouts, "PATTERNS", UNITS[units])
+        monkeypatch.setitem(layouts.POLICIES, "bf16", POLICIES["bf16"] | policy)
+        return build(tiny_dir, process, dtype="bf16")(**micro_batch("picture").model_inputs())
+
+    plain, asked = logits(), logits(output_dtype="fp32")
+    assert (plain.dtype, asked.dtype) == (torch.bfloat16, torch.float32)
+    assert torch.equal(asked, plain.float())

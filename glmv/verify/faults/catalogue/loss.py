@@ -184,8 +184,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         id="chunks-loss-rounded",
         file="glmv/parallel/fsdp.py",
-        line="output_dtype=None if is_loss or match_any(name, (EXPERTS,)) else torch_dtype(plan.output_dtype),",
-        replacement="output_dtype=None if match_any(name, (EXPERTS,)) else torch_dtype(plan.output_dtype),",
+        line="output_dtype=None if name or returns_loss else torch_dtype(plan.output_dtype),",
+        replacement="output_dtype=None if name else torch_dtype(plan.output_dtype),",
         sentence="The loss is reported with three digits, because fsdp_plan.output_dtype rounds it like logits.",
         killers=(f"{RANKS}::test_the_output_dtype_does_not_round_the_loss",),
     ),
