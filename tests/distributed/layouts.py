@@ -1,6 +1,7 @@
 """The tiny model under any layout, and what one backward pass over some micro-batches gives it."""
 
 import functools
+from hashlib import sha256
 from pathlib import Path
 
 import torch
@@ -102,7 +103,8 @@ def build(
 def backward(model, names, process, loss_type="per_token_loss", chunk_size=None):
     """Collective: loss and whole gradients of a step over `names`, which the ranks share out; under published names.
 
-    Ranks that share sequences have the same micro-batches.
+    Ranks that share sequences have the same micro-batches. What is returned has the same bits on every rank, so that
+    one may judge it for all.
     """
     context = context_of(model)
     sharers = 1 if context is None else context.degrees.size
@@ -111,7 +113,9 @@ def backward(model, names, process, loss_type="per_token_loss", chunk_size=None)
     model.zero_grad()
     targets = global_targets(mine, sharers)
     loss, _ = accumulate_gradients(model, mine, targets, process.device, loss_type, chunk_size)
-    return {"loss": torch.tensor(loss, dtype=torch.float64), **gradients_of(model)}
+    said = {"loss": torch.tensor(loss, dtype=torch.float64), **gradients_of(model)}
+    assert differing(said) == {}
+    return said
 
 
 def gradients_of(model):
@@ -149,6 +153,14 @@ def of_trained(law, said):
 def trained_names(model):
     """Published names of what is not frozen."""
     return {*per_expert({name: p for name, p in model.named_parameters() if p.requires_grad})}
+
+
+def differing(tensors):
+    """Collective: names of tensors that are not rank 0's to the bit, by rank: copies which rank 0 itself cannot see."""
+    content = {name: t.reshape(-1).view(torch.uint8).cpu().numpy() for name, t in tensors.items()}
+    first, *others = everyone({name: sha256(part).hexdigest() for name, part in content.items()})
+    wrong = {rank: {name for name, _ in first.items() ^ said.items()} for rank, said in enumerate(others, start=1)}
+    return {rank: sorted(names) for rank, names in wrong.items() if names}
 
 
 def everyone(thing):
