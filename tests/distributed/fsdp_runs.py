@@ -6,7 +6,7 @@ from itertools import chain
 import torch
 import torch.distributed as dist
 from layouts import build as build_layout
-from layouts import differing
+from layouts import check_alike
 from rank_cases import CASES, LOSS_CASE, LOSS_TYPES, NOTHING_TO_LEARN, cases_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -31,7 +31,7 @@ def run(model, names, process, loss_type="per_token_loss"):
         hook.remove()
     # Cloned, because on one rank the whole tensor is the shard, and the next backward pass adds to it.
     gradients = {k: p.grad.full_tensor().clone() for k, p in model.named_parameters() if p.grad is not None}
-    assert differing({"loss": torch.tensor(loss), **gradients}) == {}
+    check_alike({"loss": torch.tensor(loss), **gradients})
     norms = gather(float(clip_grad_norm(model.parameters(), 0.0)))
     return {
         "loss": torch.tensor(loss, dtype=torch.float64),

@@ -114,7 +114,7 @@ def backward(model, names, process, loss_type="per_token_loss", chunk_size=None)
     targets = global_targets(mine, sharers)
     loss, _ = accumulate_gradients(model, mine, targets, process.device, loss_type, chunk_size)
     said = {"loss": torch.tensor(loss, dtype=torch.float64), **gradients_of(model)}
-    assert differing(said) == {}
+    check_alike(said)
     return said
 
 
@@ -155,12 +155,12 @@ def trained_names(model):
     return {*per_expert({name: p for name, p in model.named_parameters() if p.requires_grad})}
 
 
-def differing(tensors):
-    """Collective: names of tensors that are not rank 0's to the bit, by rank: copies which rank 0 itself cannot see."""
+def check_alike(tensors):
+    """Collective: fails with names and ranks if tensors are not rank 0's to the bit; it cannot see others' copies."""
     content = {name: t.reshape(-1).view(torch.uint8).cpu().numpy() for name, t in tensors.items()}
     first, *others = everyone({name: sha256(part).hexdigest() for name, part in content.items()})
     wrong = {rank: {name for name, _ in first.items() ^ said.items()} for rank, said in enumerate(others, start=1)}
-    return {rank: sorted(names) for rank, names in wrong.items() if names}
+    assert not any(wrong.values()), f"not what rank 0 has, by rank: {wrong}"
 
 
 def everyone(thing):

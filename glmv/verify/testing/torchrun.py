@@ -37,11 +37,21 @@ def refuse_xdist(config: pytest.Config) -> None:
         raise pytest.UsageError("pytest-xdist (-n, --dist) and torchrun exclude each other: leave one of them out.")
 
 
+def refuse_port_zero() -> None:
+    """Raises pytest.UsageError: a static rendezvous on port 0 tells no rank which port the launcher got."""
+    if os.environ.get("MASTER_PORT") == "0":
+        raise pytest.UsageError(
+            "torchrun --master-port 0 does not tell the ranks which port it got, so they cannot meet: "
+            "use torchrun --standalone, which does."
+        )
+
+
 class TorchrunSession:
     """pytest plugin of one rank."""
 
     def __init__(self, config: pytest.Config) -> None:
         refuse_xdist(config)
+        refuse_port_zero()
         self.config = config
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         config.stash[RANK] = self.me = Rank(rank, world_size, config.getoption("--device"))

@@ -63,3 +63,11 @@ def test_xdist_is_refused():
     ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "RANK": "0", "WORLD_SIZE": "2"})
     assert ended.returncode == pytest.ExitCode.USAGE_ERROR
     assert "pytest-xdist (-n, --dist) and torchrun exclude each other" in ended.stderr
+
+
+def test_a_port_that_no_rank_is_told_is_refused():
+    command = [sys.executable, "-m", "pytest", "tests/unit/testing/test_torchrun.py", "--collect-only"]
+    launched = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    ended = subprocess.run(command, capture_output=True, text=True, env=os.environ | launched, timeout=100)
+    assert ended.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "use torchrun --standalone" in ended.stderr
