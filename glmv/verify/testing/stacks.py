@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
@@ -18,8 +19,6 @@ END = re.compile(r"^  (File .* in <module>|\.\.\.)\n\Z", re.MULTILINE)
 DUMP_S = 10.0
 # A longer time between two looks is one in which this process, or the machine, stood still: it says nothing of others.
 LOOK_S = 0.5
-# Runs or wants to, waits for a disk (or for memory that is swapped out), has ended and will be told of.
-BUSY = "RDZ"
 
 
 def dump(pids: Sequence[int], files: Sequence[Path]) -> list[str]:
@@ -89,27 +88,48 @@ def stands_in(stack: str) -> str:
     return f"{frames[0]['function']} ({frames[0]['file']}:{frames[0]['line']})" if frames else "an unknown place"
 
 
-def processor_ticks(pid: int, without: int | None = None) -> tuple[int, bool]:
-    """Processor time that the threads of a process have used, and whether one of them is `BUSY` right now.
+@dataclass(frozen=True)
+class Look:
+    """What the threads of a process were seen to do at one moment.
+
+    Attributes:
+        ticks: processor time used so far.
+        held: one waits for a disk (or for memory that is swapped out), or the process has ended and will be told of.
+        ready: of the threads that run or want to, how often each has gone to sleep so far, by thread.
+    """
+
+    ticks: int = 0
+    held: bool = False
+    ready: dict[str, int] = field(default_factory=dict)
+
+
+def look(pid: int, without: int | None = None) -> Look:
+    """Look at a process; one that is gone does nothing.
 
     Args:
         without: a thread that does not count.
     """
-    total, busy = 0, False
+    ticks, held, ready = 0, False, {}
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except (FileNotFoundError, ProcessLookupError):
-        return 0, False
+        return Look()
     for thread in threads:
         if thread == str(without):
             continue
         try:
             fields = Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()
+            if fields[0] == "R":
+                ready[thread] = _sleeps(Path(f"/proc/{pid}/task/{thread}/status").read_text())
         except (FileNotFoundError, ProcessLookupError):
             continue
-        busy = busy or fields[0] in BUSY
-        total += int(fields[11]) + int(fields[12])
-    return total, busy
+        held = held or fields[0] in "DZ"
+        ticks += int(fields[11]) + int(fields[12])
+    return Look(ticks, held, ready)
+
+
+def _sleeps(status: str) -> int:
+    return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
 
 
 class Stalemate:
@@ -117,24 +137,32 @@ class Stalemate:
 
     The sign: for some seconds no rank has used the processor or wanted to, and the stacks of all stand in collectives.
     Ranks that wait for one which computes, sleeps or waits for a child process are none. Neither are ranks on a machine
-    that is too busy for them, or that stood still itself: what counts are the looks at which all were seen idle.
+    that is too busy for them, or that stood still itself: what counts are the looks at which all were seen idle. A
+    thread that is ready at two looks and has not slept in between waits for a processor; one that has slept only looks
+    for news, as gloo's does a hundred times a second.
     """
 
     def __init__(self) -> None:
         self._ticks: list[int] = []
+        self._ready: dict[str, int] = {}
         self._idle_s = 0.0
         self._looked = time.monotonic()
 
     def idle_s(self, pids: Sequence[int], without: int | None = None) -> float:
-        """For how many seconds none of these processes has been seen to do anything. Ask a few times a second."""
-        seen = [processor_ticks(pid, without) for pid in pids]
-        ticks, now = [used for used, _ in seen], time.monotonic()
-        if ticks != self._ticks or any(busy for _, busy in seen):
+        """For how many seconds none of these processes has been seen to do anything. Ask a few times a second.
+
+        Returns:
+            0 also while a thread is ready: it may be about to do something.
+        """
+        seen = [look(pid, without) for pid in pids]
+        ticks, now = [one.ticks for one in seen], time.monotonic()
+        ready = {thread: sleeps for one in seen for thread, sleeps in one.ready.items()}
+        if ticks != self._ticks or ready.items() & self._ready.items() or any(one.held for one in seen):
             self._idle_s = 0.0
         else:
             self._idle_s += min(now - self._looked, LOOK_S)
-        self._ticks, self._looked = ticks, now
-        return self._idle_s
+        self._ticks, self._ready, self._looked = ticks, ready, now
+        return 0.0 if ready else self._idle_s
 
     def restart(self) -> None:
         """Begin to count anew."""
