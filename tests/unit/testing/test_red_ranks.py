@@ -8,6 +8,10 @@ RED = {
     "test_killed": ["rank 1 was killed by SIGKILL in the call of", "rank 0 failed then: RuntimeError"],
     "test_exits": ["rank 0 ended its process with exit code 3 in the call of"],
     "test_sleeps": ["rank 1 was not done after 6 s: it stood in test_sleeps", "it was waiting in all_reduce"],
+    "test_polls_for_ever": [
+        "rank 0 was not done after 6 s: it stood in test_polls_for_ever",
+        "rank 1 was not done after 6 s: it stood in test_polls_for_ever",
+    ],
     "test_skips_on_one": ["rank 0: passed", "rank 1: skipped (Skipped: not today)"],
     "test_has_other_cases[0]": ["rank 1 collected", "this session collected"],
     "test_mismatched_collective": ["rank 0 will wait for ever: it was waiting in all_reduce", "in broadcast"],
@@ -46,7 +50,7 @@ def test_it_is_red_before_its_time_is_up(name, session):
 def test_the_next_test_is_unharmed(session):
     following = [case.outcome for name, case in session.cases.items() if name.startswith("test_right_after")]
     assert following == ["passed"] * len(following)
-    assert len(following) == 11
+    assert len(following) == 12
 
 
 def test_stacks_of_a_hanging_rank_lead_to_its_line(session):

@@ -50,6 +50,18 @@ def test_right_after_sleeps(process):
     agree(process)
 
 
+@pytest.mark.timeout(6)
+def test_polls_for_ever(process):
+    """What accelerators do in a collective that never ends: keep the processor busy, outside of torch.distributed."""
+    dist.barrier()
+    while process.world_size == 2:
+        pass
+
+
+def test_right_after_polls_for_ever(process):
+    agree(process)
+
+
 def test_skips_on_one(process):
     if process.rank == 1:
         pytest.skip("not today")
