@@ -22,11 +22,18 @@ WHOLE = f"""{HALF}  File "a.py", line 2 in barrier
 
 
 @pytest.fixture
-def sleeper():
-    process = subprocess.Popen(["sleep", "3600"])
-    yield process
-    process.kill()
-    process.wait()
+def start():
+    """`start(*command)`: a process that ends with the test."""
+    started = []
+    yield lambda *command: started.append(subprocess.Popen(command)) or started[-1]
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def sleeper(start):
+    return start("sleep", "3600")
 
 
 def test_a_sleeping_process_is_idle(sleeper):
@@ -63,10 +70,9 @@ def test_a_thread_that_sleeps_between_looks_only_looks_for_news(monkeypatch):
     assert idle_s(monkeypatch, looks, [0, 0.25, 0.5, 0.75]) == [0, 0, 0, 0.75]
 
 
-def test_a_thread_that_computes_is_ready():
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
-        assert eventually(lambda: str(process.pid) in look(process.pid).ready)
-        process.kill()
+def test_a_thread_that_computes_is_ready(start):
+    process = start(sys.executable, "-c", "while True: pass")
+    assert eventually(lambda: str(process.pid) in look(process.pid).ready)
 
 
 def test_a_process_whose_end_is_not_told_yet_is_held(sleeper):
