@@ -100,7 +100,7 @@ def read_launch_environment(environ: Mapping[str, str]) -> tuple[int, int, int]:
     """(rank, world_size, local_rank) as torchrun exports them; (0, 1, 0) where it exports nothing.
 
     Raises:
-        LaunchError: some of the variables are missing, not integers, or contradict each other.
+        LaunchError: some of the variables are missing, not integers, contradict each other, or name no port.
     """
     present = [key for key in LAUNCH_KEYS[:3] if environ.get(key)]
     if not present:
@@ -118,6 +118,11 @@ def read_launch_environment(environ: Mapping[str, str]) -> tuple[int, int, int]:
     for key, value in (("RANK", rank), ("LOCAL_RANK", local_rank)):
         if not 0 <= value < world_size:
             raise LaunchError(f"{key} = {value} is outside 0..{world_size - 1} (WORLD_SIZE = {world_size}).")
+    if world_size > 1 and environ["MASTER_PORT"] == "0":
+        raise LaunchError(
+            "MASTER_PORT = 0: torchrun --master-port 0 does not tell the ranks which port it got, so they cannot meet. "
+            "Use torchrun --standalone, which does."
+        )
     return rank, world_size, local_rank
 
 

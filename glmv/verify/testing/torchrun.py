@@ -37,13 +37,14 @@ def refuse_xdist(config: pytest.Config) -> None:
         raise pytest.UsageError("pytest-xdist (-n, --dist) and torchrun exclude each other: leave one of them out.")
 
 
-def refuse_port_zero() -> None:
-    """Raises pytest.UsageError: a static rendezvous on port 0 tells no rank which port the launcher got."""
-    if os.environ.get("MASTER_PORT") == "0":
-        raise pytest.UsageError(
-            "torchrun --master-port 0 does not tell the ranks which port it got, so they cannot meet: "
-            "use torchrun --standalone, which does."
-        )
+def who_am_i() -> tuple[int, int]:
+    """(rank, world_size). Raises pytest.UsageError: the launch does not say, or names no port to meet at."""
+    from glmv.parallel.process import LaunchError, read_launch_environment
+
+    try:
+        return read_launch_environment(os.environ)[:2]
+    except LaunchError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 class TorchrunSession:
@@ -51,9 +52,8 @@ class TorchrunSession:
 
     def __init__(self, config: pytest.Config) -> None:
         refuse_xdist(config)
-        refuse_port_zero()
         self.config = config
-        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        rank, world_size = who_am_i()
         config.stash[RANK] = self.me = Rank(rank, world_size, config.getoption("--device"))
         self.board = Board.of_launch()
         self.watcher = Watcher(self.board.another(), rank, world_size, self._judge)

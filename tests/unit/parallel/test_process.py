@@ -21,6 +21,7 @@ WRONG = {
     "no rank": ({"RANK": None}, "RANK"),
     "no world size": ({"WORLD_SIZE": None}, "WORLD_SIZE"),
     "no port": ({"MASTER_PORT": ""}, "MASTER_PORT"),
+    "a port that the launcher chose and did not tell": ({"MASTER_PORT": "0"}, "torchrun --standalone"),
     "rank is a word": ({"RANK": "one"}, '"one"'),
     "rank beyond the world": ({"RANK": "2"}, "RANK = 2"),
     "negative local rank": ({"LOCAL_RANK": "-1"}, "LOCAL_RANK = -1"),

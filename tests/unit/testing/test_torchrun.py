@@ -67,7 +67,7 @@ def test_xdist_is_refused():
 
 def test_a_port_that_no_rank_is_told_is_refused():
     command = [sys.executable, "-m", "pytest", "tests/unit/testing/test_torchrun.py", "--collect-only"]
-    launched = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    launched = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     ended = subprocess.run(command, capture_output=True, text=True, env=os.environ | launched, timeout=100)
     assert ended.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "use torchrun --standalone" in ended.stderr
+    assert "Use torchrun --standalone" in ended.stderr
