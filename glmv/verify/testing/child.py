@@ -51,7 +51,7 @@ class RankSession:
         self.items: dict[str, dict[str, pytest.Item]] = {}
         self.errors: dict[str, str] = {}
         self.directories: set[Path] = set()
-        self.bad_teardown: str | None = None
+        self.sound = True
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -73,11 +73,12 @@ class RankSession:
         session.config.stash[RANK].shared = Path(command["shared"])
         following = command["next"]
         nextitem = self._items_of(session, following).get(following) if following else None
+        self.sound = True
         # The pool's guess which test comes next may have been wrong: tear down what this one has no part in.
         session._setupstate.teardown_exact(item)
         session.config.hook.pytest_runtest_protocol(item=item, nextitem=nextitem)
         self.journal.write("finished", item.nodeid)
-        self.channel.send({"kind": "done", "collectives": collectives_issued()})
+        self.channel.send({"kind": "done", "collectives": collectives_issued(), "sound": self.sound})
 
     def _items_of(self, session: pytest.Session, nodeid: str) -> dict[str, pytest.Item]:
         file = nodeid.partition("::")[0]
@@ -118,6 +119,16 @@ class RankSession:
         data = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
         self.channel.send({"kind": "report", "data": data})
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """A test that judged and said no leaves a sound rank; after any other error nobody knows what is broken."""
+        report = yield
+        judged = call.excinfo is None or isinstance(call.excinfo.value, AssertionError | pytest.fail.Exception)
+        self.sound = self.sound and (not report.failed or (report.when == "call" and judged))
+        return report
+
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self, config: pytest.Config) -> None:
         """Remember the config for the hooks that get none."""
@@ -155,13 +166,15 @@ def cases_of(nodeid: str, ids: Iterable[str]) -> list[str]:
     return [other for other in ids if other.partition("[")[0] == function]
 
 
-def collectives_issued() -> int:
-    """How many collectives of the CPU this rank has issued on the process group of all ranks; 0 without one."""
+def collectives_issued() -> dict[str, int]:
+    """How many collectives of the CPU this rank has issued, by the process groups that it is in."""
     import torch
     import torch.distributed as dist
 
-    if not dist.is_initialized():
-        return 0
-    # An accelerator's group has a backend for each device and no number of its own; gloo is always among them.
-    cpu = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
-    return int(cpu._get_sequence_number_for_group())  # type: ignore[union-attr]
+    issued = {}
+    for group in list(dist.distributed_c10d._world.pg_map):
+        # An accelerator's group has a backend for each device and no number of its own; gloo is always among them.
+        cpu: Any = group._get_backend(torch.device("cpu"))
+        name = f"{group.group_name} of ranks {dist.get_process_group_ranks(group)}"
+        issued[name] = int(cpu._get_sequence_number_for_group())
+    return issued

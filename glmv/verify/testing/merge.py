@@ -21,7 +21,9 @@ class Told:
         reports: by phase.   done: the rank went through the whole test.   failed_at: when its first red report came.
         problem: why the rank is red although no report says so (died, hung, did not collect the test).
         died: the problem is the rank's own end, of which what others suffered is a consequence.
-        stack: the rank's Python stacks, where it had to be ended.   collectives: how many it had issued afterwards.
+        stack: the rank's Python stacks, where it had to be ended.
+        collectives: how many it had issued afterwards, by process group.
+        sound: it could run another test; only errors other than a test's verdict leave it otherwise.
         printed: to stdout and stderr during the test.
     """
 
@@ -33,7 +35,8 @@ class Told:
     died: bool = False
     stack: str = ""
     printed: str = ""
-    collectives: int = 0
+    collectives: dict[str, int] = field(default_factory=dict)
+    sound: bool = False
 
     @property
     def failure(self) -> TestReport | None:
@@ -93,10 +96,24 @@ def _disagreement(ranks: Sequence[Told]) -> tuple[str, str] | None:
         if len(set(outcomes)) > 1:
             lines = [f"rank {rank}: {outcome}" for rank, outcome in enumerate(outcomes)]
             return phase, "\n".join(["the ranks disagree on this test:", *lines])
-    if len({told.collectives for told in ranks}) > 1:
-        lines = [f"rank {told.rank}: {told.collectives}" for told in ranks]
+    if lines := unlike_collectives(ranks):
         return "call", "\n".join(["the ranks have issued unlike numbers of collectives after this test:", *lines])
     return None
+
+
+def unlike_collectives(ranks: Sequence[Told]) -> list[str]:
+    """A line for each process group in which ranks have issued other numbers of collectives than their peers."""
+    lines = []
+    for group in dict.fromkeys(group for told in ranks for group in told.collectives):
+        issued = {told.rank: told.collectives[group] for told in ranks if group in told.collectives}
+        if len(set(issued.values())) > 1:
+            lines.append(f"group {group}: " + ", ".join(f"rank {rank}: {n}" for rank, n in issued.items()))
+    return lines
+
+
+def in_step(ranks: Sequence[Told]) -> bool:
+    """Whether these ranks can run another test: all went through this one, and left no collective open."""
+    return all(told.done and told.sound and not told.problem for told in ranks) and not unlike_collectives(ranks)
 
 
 def _consequences(failed: Sequence[Told]) -> list[str]:

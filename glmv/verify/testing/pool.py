@@ -20,7 +20,7 @@ import pytest
 from glmv.verify.testing.channel import Channel, Message
 from glmv.verify.testing.hand_over import rank_options, received
 from glmv.verify.testing.journal import last_entry
-from glmv.verify.testing.merge import Told, merge
+from glmv.verify.testing.merge import Told, in_step, merge
 from glmv.verify.testing.stacks import Stalemate, dump, shortened, stands_in, waits_in
 from glmv.verify.testing.template import Spawner
 
@@ -77,7 +77,7 @@ class Member:
 
 
 class Pool:
-    """N ranks, forked from a template. A pool in which a test was not green on all ranks is `broken` and of no use."""
+    """N ranks, forked from a template. A pool whose ranks are no longer in step is `broken` and of no use."""
 
     def __init__(self, kind: Kind, config: pytest.Config, address: str, directory: Path, file: str) -> None:
         """Ask the template at `address` for the ranks.
@@ -152,7 +152,7 @@ class Pool:
             member.told.printed = member.take_printed()
         told = [member.told for member in self.members]
         reports = merge(item.nodeid, item.location, told, time.monotonic() - began)
-        self.broken = any(report.failed for report in reports)
+        self.broken = not in_step(told)
         return reports
 
     def _wait_until_ready(self) -> bool:
@@ -244,7 +244,7 @@ class Pool:
                 told.reports[report.when] = report
                 told.failed_at = told.failed_at or (time.monotonic() if report.failed else 0.0)
             case "done":
-                told.done, told.collectives = True, message["collectives"]
+                told.done, told.collectives, told.sound = True, message["collectives"], message["sound"]
 
     def _compare_cases(self, expected: list[str] | None) -> None:
         """A rank that has other cases of the test's function than it should is red."""

@@ -20,7 +20,7 @@ from glmv.verify.testing.board import Board
 from glmv.verify.testing.child import collectives_issued
 from glmv.verify.testing.hand_over import received
 from glmv.verify.testing.markers import KIND, TIMEOUT, kind_of, ranks_of
-from glmv.verify.testing.merge import PHASES, Told, merge
+from glmv.verify.testing.merge import PHASES, Told, merge, unlike_collectives
 from glmv.verify.testing.npu import announce, choose_npu
 from glmv.verify.testing.rank import RANK, Rank
 from glmv.verify.testing.watcher import Watcher
@@ -152,7 +152,7 @@ class TorchrunSession:
         return ranks
 
     def _log(self, item: pytest.Item, ranks: list[Told], seconds: float) -> None:
-        alike = len({_outcomes(told) for told in ranks}) == len({told.collectives for told in ranks}) == 1
+        alike = len({_outcomes(told) for told in ranks}) == 1 and not unlike_collectives(ranks)
         for report in merge(item.nodeid, item.location, ranks, seconds):
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)

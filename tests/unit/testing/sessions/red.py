@@ -109,6 +109,16 @@ def test_right_after_forgotten_send(process):
     agree(process)
 
 
+def test_forgotten_send_in_a_group_of_its_own(process):
+    group = dist.new_group([0, 1])
+    if process.rank == 0:
+        dist.isend(torch.ones(()), dst=1, group=group)
+
+
+def test_right_after_forgotten_send_in_a_group_of_its_own(process):
+    agree(process)
+
+
 def test_fails_before_collective(process):
     if process.rank == 1:
         assert process.rank == 0, "only rank 0 is right"
