@@ -124,7 +124,7 @@ def test_ranks_that_share_sequences_compute_the_law(shared, process, tiny_dir, j
 @pytest.mark.world_size(2)
 @pytest.mark.parametrize(
     ("loss_type", "shared", "kind"),
-    zip(LOSS_TYPES, ["ring", "ulysses", "ring", "ulysses"], ["static", "dynamic", "dynamic", "static"], strict=True),
+    [*zip(LOSS_TYPES, ["ring", "ulysses", "ring", "ulysses"], ["static", "dynamic", "dynamic", "static"], strict=True)],
 )
 def test_every_loss_type_in_chunks_of_shared_sequences(loss_type, shared, kind, process, tiny_dir, judge):
     said, *_ = step(tiny_dir, process, CASES[LOSS_CASE], KINDS[kind], loss_type, **{shared: 2})

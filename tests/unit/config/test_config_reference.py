@@ -22,6 +22,7 @@ SINGLE = (
     "data.dataloader_param.collate_param.collator_id",
     "model.model_id",
     "features.loss_cfg.router_aux_loss_coef",
+    "features.chunkloss_plan.apply_module",
 )
 
 
