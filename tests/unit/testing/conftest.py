@@ -33,6 +33,11 @@ class Session:
     properties: dict[str, str]
 
 
+def hear_interrupts() -> None:
+    """What a shell starts in the background inherits deafness to SIGINT; a session at a terminal hears it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Sessions:
     """Starts sessions."""
 
@@ -54,7 +59,7 @@ class Sessions:
         command.insert(1, "-u")
         return subprocess.Popen(
             command, cwd=ROOT, env=self.environment | environment, text=True, start_new_session=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=hear_interrupts,
         )  # fmt: skip
 
     def wait(self, process: subprocess.Popen) -> str:
