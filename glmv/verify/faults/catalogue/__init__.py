@@ -1,6 +1,6 @@
 """The seeded faults, and the tests that must see them."""
 
-from glmv.verify.faults.catalogue import data, loss, model, npu, ranks, sequence, training
+from glmv.verify.faults.catalogue import data, loss, model, npu, ranks, ring, sequence, training
 from glmv.verify.faults.fault import Fault
 
 FAULTS: tuple[Fault, ...] = (
@@ -10,5 +10,6 @@ FAULTS: tuple[Fault, ...] = (
     *data.FAULTS,
     *ranks.FAULTS,
     *sequence.FAULTS,
+    *ring.FAULTS,
     *npu.FAULTS,
 )
