@@ -27,7 +27,7 @@ def overrides(tiny_dir, tmp_path_factory):
 
 def test_a_users_error_is_printed_by_one_rank_and_ends_all_with_its_code(ranks):
     ended = ranks("-m", "glmv", "train", EXAMPLE, "training.sede=1", nproc=2)
-    assert [rank.exit_code for rank in ended.ranks] == [2, 2]
+    assert [rank.exit_code for rank in ended.ranks] == [2, 2], ended.describe()
     assert "training.sede" in ended.ranks[0].stderr
     assert "Traceback" not in ended.ranks[0].stderr
     assert ended.ranks[1].stderr == ""
