@@ -39,14 +39,19 @@ app.command(
 app.add_typer(convert_app, name="convert")
 
 
-@app.callback()
-def options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
-) -> None:
-    """Train GLM-4.5V on FSDP2, and prove that the training is right."""
-    if version:
+def _print_version(asked: bool) -> None:
+    if asked:
         print(f"glmv {__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Train GLM-4.5V on FSDP2, and prove that the training is right."""
 
 
 def main() -> None:
