@@ -178,6 +178,8 @@ def _initialise(process: Process, timeout: timedelta) -> None:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
     else:
         dist.init_process_group(backend, timeout=timeout)
+        # A rank that leaves at once must not take away connections that a slower one is still about to make.
+        dist.all_reduce(torch.zeros(()))
 
 
 def raise_on_all_ranks(error: Exception | None) -> None:
